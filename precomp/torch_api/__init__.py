@@ -1,0 +1,68 @@
+"""Every private name of torch that precomp relies on, checked before it is used.
+
+One file per supported torch minor holds two tables, ``SERVE`` and ``CAPTURE``: own name ->
+``"module:attribute.path"``. ``serve()`` imports torch core only; ``capture()`` may import anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+from precomp.errors import PrecompError
+
+SUPPORTED = {"2.13": "v2_13"}
+
+
+def _version() -> str:
+    import torch
+
+    return str(torch.__version__)
+
+
+def tables() -> Any:
+    """The module of tables for the running torch. Raises PrecompError on an unknown version."""
+    version = _version()
+    minor = ".".join(version.split(".")[:2])
+    if minor not in SUPPORTED:
+        known = ", ".join(sorted(SUPPORTED))
+        raise PrecompError(f"precomp: torch {version} is not supported (supported: {known})")
+    return importlib.import_module(f"precomp.torch_api.{SUPPORTED[minor]}")
+
+
+def _resolve(table: dict[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    missing: list[str] = []
+    for name, address in table.items():
+        module, _, path = address.partition(":")
+        try:
+            value: Any = importlib.import_module(module)
+            for part in path.split(".") if path else ():
+                value = getattr(value, part)
+        except (ImportError, AttributeError):
+            missing.append(f"{name} ({address})")
+        else:
+            found[name] = value
+    if missing:
+        raise PrecompError(
+            f"precomp: torch {_version()} lacks names that precomp needs: {', '.join(missing)}"
+        )
+    return found
+
+
+@functools.cache
+def serve() -> SimpleNamespace:
+    """Private names of torch core used while serving; also bound for C code."""
+    from precomp import _core
+
+    names = _resolve(tables().SERVE)
+    _core.bind_torch(names)
+    return SimpleNamespace(**names)
+
+
+@functools.cache
+def capture() -> SimpleNamespace:
+    """Private names of torch and its compiler used while capturing."""
+    return SimpleNamespace(**_resolve(tables().CAPTURE))
