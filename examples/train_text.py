@@ -23,7 +23,9 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-SPAWN_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system"}
+SPAWN_EVENTS = {
+    "subprocess.Popen", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system"
+}  # fmt: skip
 COMPILER = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx", "sympy", "triton")
 
 spawned: list[str] = []
@@ -48,12 +50,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prepare", metavar="FILE", help="serve the run from an artifact")
     parser.add_argument("--strict", action="store_true", help="raise if anything would compile")
     parser.add_argument("--report", metavar="FILE", help="write what happened as JSON")
-    parser.add_argument("--threads", type=int, default=2, help="threads of torch (same when serving)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch")
     return parser.parse_args()
 
 
 def standard_library_text(limit: int = 1_000_000) -> bytes:
-    """The sources, with their documentation strings, of the standard library's top-level modules."""
+    """Sources, with their documentation strings, of modules of the standard library."""
     text = bytearray()
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         text += path.read_bytes()

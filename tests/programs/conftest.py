@@ -25,7 +25,7 @@ GROUPS = (
 
 @pytest.fixture(scope="session")
 def inductor_cache(tmp_path_factory) -> Path:
-    """Inductor's cache that captures of this session share; cold unless PRECOMP_TEST_CACHE names one."""
+    """The compile cache that captures of this session share; PRECOMP_TEST_CACHE names one to keep."""
     path = os.environ.get(CACHE)
     return Path(path) if path else tmp_path_factory.mktemp("inductor")
 

@@ -227,9 +227,7 @@ def training(
                     "losses": losses,
                     "gradients": grads,
                     "state": state(model),
-                    "optimizer": tensors(
-                        t for s in optimizer.state.values() for t in s.values()
-                    ),
+                    "optimizer": tensors(t for s in optimizer.state.values() for t in s.values()),
                     "random": torch.get_rng_state(),
                 }
 
@@ -288,7 +286,7 @@ def alias() -> Run:
 
 
 def modes() -> Run:
-    """Grad modes, pending forwards, accumulation, retained graphs, other strides, autocast, thread."""
+    """Grad modes, pending forwards, accumulation, retained graphs, strides, autocast, a thread."""
     torch.manual_seed(0)
     model = MLP()
     compiled = torch.compile(model)

@@ -1,4 +1,4 @@
-"""One process, one side: runs programs compiled, eager, captured or served, and prints one JSON line.
+"""One process, one side: runs programs compiled, eager, captured or served; prints one JSON line.
 
     runner.py eager|compiled NAME...
     runner.py capture DIR NAME...            writes DIR/NAME.precomp
@@ -22,17 +22,19 @@ import threading
 import traceback
 from contextlib import contextmanager, nullcontext
 
+STARTS = {
+    "subprocess.Popen", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system"
+}  # fmt: skip
+CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 SPAWNS: list[str] = []
 WRITES: list[str] = []
 COMPILER = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx", "sympy", "triton")
 
 
 def audit(event, args):
-    if event in ("subprocess.Popen", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system"):
+    if event in STARTS:
         SPAWNS.append(f"{event} {args[0]!r}")
-    elif event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-        WRITES.append(str(args[0]))
-    elif event == "os.mkdir":
+    elif event == "os.mkdir" or (event == "open" and (args[2] or 0) & CHANGES):
         WRITES.append(str(args[0]))
 
 
@@ -96,7 +98,7 @@ class Handler(logging.Handler):
 
 
 class Noise:
-    """Python activity that falls into compiled regions: collections, finalizers, logging, output."""
+    """Python that runs inside compiled regions: collections, finalizers, logging, output."""
 
     def __init__(self):
         self.inside = False
@@ -188,7 +190,7 @@ def run_threads(torch, program, count=2, noise=None):
             barrier.wait()
             step = (lambda: turns.step(me)) if program.turns else nullcontext
             results[me] = runs[me](step)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 (reported by the main thread)
             errors.append(traceback.format_exc())
         finally:
             turns.leave(me)
@@ -249,7 +251,7 @@ def main() -> int:
                         run_threads(torch, program) if options.threads
                         else run_once(torch, program, noise)
                     )  # fmt: skip
-            except Exception:
+            except Exception:  # noqa: BLE001 (a test reports it)
                 facts["errors"][name] = traceback.format_exc()
         if noise:
             noise.stop()

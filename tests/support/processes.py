@@ -1,4 +1,4 @@
-"""Processes for tests: places with their own home, cache and working directory, and what ran there."""
+"""Processes for tests: places with own home, caches and working directory, and what ran there."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Finished:
         return json.loads(lines[-1])
 
     def __str__(self) -> str:
-        return f"exit status {self.returncode}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+        return f"exit status {self.returncode}\n-- stdout\n{self.stdout}\n-- stderr\n{self.stderr}"
 
 
 @dataclass
