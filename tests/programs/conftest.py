@@ -25,7 +25,7 @@ GROUPS = (
 
 @pytest.fixture(scope="session")
 def inductor_cache(tmp_path_factory) -> Path:
-    """The compile cache that captures of this session share; PRECOMP_TEST_CACHE names one to keep."""
+    """The compile cache that captures of a session share; PRECOMP_TEST_CACHE keeps one."""
     path = os.environ.get(CACHE)
     return Path(path) if path else tmp_path_factory.mktemp("inductor")
 

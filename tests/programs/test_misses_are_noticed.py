@@ -1,4 +1,4 @@
-"""What guards protect: each change is noticed, with the reason, and the original is served again."""
+"""What guards protect: each change is noticed, with the reason; the original is served again."""
 
 from __future__ import annotations
 

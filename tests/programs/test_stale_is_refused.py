@@ -177,8 +177,8 @@ def test_served_when_lines_move_and_comments_change(shop, bare):
     _, artifact, result = shop
     lay_out(bare)
     for path in (bare.work / "shop").glob("*.py"):
-        lines = path.read_text().splitlines()
-        path.write_text("# moved\n\n\n" + "\n".join(line + "  # seen" * bool(line) for line in lines))
+        lines = [line and line + "  # seen" for line in path.read_text().splitlines()]
+        path.write_text("\n".join(["# moved", "", "", *lines]))
     assert bare.script(SCRIPT, "serve", artifact).facts == {"result": result}
 
 
