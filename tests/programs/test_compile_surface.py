@@ -1,7 +1,7 @@
 """What users see of torch.compile is the same in a prepared process as in torch's own.
 
-One script looks at everything it can see and prints it; it runs under torch (captured) and prepared,
-and both have to print the same.
+One script prints everything it can see of it; it runs under torch (captured) and prepared, and both
+have to print the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CODE = """
         try:
             call()
         except Exception as e:
-            return f"{type(e).__name__}: {str(e).splitlines()[0]}"
+            return f"{type(e).__name__}: {str(e).splitlines()[0][:100]}"
         return "no error"
 
     def look():
@@ -135,7 +135,6 @@ CODE = """
         seen["bad mode"] = error(lambda: torch.compile(plain, mode="nonesuch"))
         seen["bad option"] = error(lambda: torch.compile(plain, options={"nonesuch": 1}))
         seen["not callable"] = error(lambda: torch.compile(3))
-        seen["error inside"] = error(lambda: compiled(torch.ones(2, 3, 5)))
 
         # torch.compiler
         seen["is_compiling"] = torch.compiler.is_compiling()
@@ -198,7 +197,7 @@ SERVE = """
 """
 
 # These ask torch's compiler something (an error text, a list of its parts), so it may be imported.
-ASKS_THE_COMPILER = ("bad backend", "bad mode", "bad option", "error inside", "backends")
+ASKS_THE_COMPILER = ("bad backend", "bad mode", "bad option", "backends")
 
 
 def code(tail: str) -> str:

@@ -1,4 +1,4 @@
-"""User code that imports torch._dynamo, before or after prepare, works, and so does the artifact."""
+"""User code may import torch._dynamo before or after prepare: it works, and serving goes on."""
 
 from __future__ import annotations
 
