@@ -1,4 +1,4 @@
-"""What ``precomp.capture`` promises: it records, says what it cannot record, and disturbs nothing."""
+"""What ``precomp.capture`` promises: it records, names what it cannot record, disturbs nothing."""
 
 from __future__ import annotations
 
