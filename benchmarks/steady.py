@@ -1,6 +1,6 @@
 """Time of a step after the first: prepared, torch.compile'd and eager.
 
-    python benchmarks/steady.py [--rounds 7] [--steps 100] [--programs enc mlp] [--output steady.json]
+    python benchmarks/steady.py [--rounds 7] [--steps 100] [--programs enc mlp] [--output FILE]
 
 One process a variant; the processes take turns, round by round, so that a change of the machine's
 speed meets all of them. Prints JSON with the median over the rounds of the mean step, and ratios.
