@@ -107,18 +107,26 @@ sys.exit(m.version('torch').split('+')[0] != '$TORCH')" 2>/dev/null; then
     done
 }
 
-# Build a wheel of the checkout and install it, unless the sources are those of the last time.
+# Build the checkout into DIRECTORY, or into the environment. Objects of other builds are not reused.
+build_precomp() {
+    rm -rf "$ROOT"/build/lib* "$ROOT"/build/temp* "$ROOT"/build/bdist*
+    if [ $# -gt 0 ]; then
+        pip_install --no-build-isolation --no-deps --target "$1" "$ROOT"
+    else
+        pip_install --no-build-isolation --no-deps --force-reinstall "$ROOT"
+    fi
+}
+
+# Build and install, unless the sources are those of the last time.
 install_precomp() {
-    local mark=$VENV/precomp.built sum wheels
+    local mark=$VENV/precomp.built sum
     sum=$(cd "$ROOT" && find csrc precomp setup.py pyproject.toml -type f -not -name '*.so' \
         -not -path '*/__pycache__/*' -print0 | sort -z | xargs -0 sha256sum | sha256sum)
     if [ "$(cat "$mark" 2>/dev/null)" = "$sum" ] &&
-        "$VENV/bin/python" -P -c 'import precomp' 2>/dev/null; then
+        (cd / && "$VENV/bin/python" -c 'import precomp._core' 2>/dev/null); then
         return 0
     fi
     say "building precomp"
-    wheels=$(mktemp -d)
-    pip_install --no-build-isolation --no-deps --force-reinstall "$ROOT" || return 1
-    rm -rf "$wheels"
+    build_precomp || return 1
     echo "$sum" >"$mark"
 }
