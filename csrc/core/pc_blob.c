@@ -114,7 +114,7 @@ check_frame(const uint8_t *stored, size_t stored_size, size_t raw_size,
 
 pc_status
 pc_blob_unpack(pc_blob_tools *tools, const uint8_t *stored, size_t stored_size,
-               uint8_t *raw, size_t raw_size, const char *what, pc_error *error)
+               uint8_t *raw, size_t raw_size, pc_error *error)
 {
     pc_status status = check_frame(stored, stored_size, raw_size, error);
     if (status != PC_OK) {
