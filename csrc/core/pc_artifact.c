@@ -12,7 +12,7 @@
 #include "pc_pool.h"
 #include "pc_sha256.h"
 
-#define WORK_GRAIN ((size_t)128 << 10) /* raw bytes that are worth a thread */
+#define WORK_GRAIN ((size_t)1 << 20) /* raw bytes that are worth a thread */
 
 const uint8_t pc_magic[PC_MAGIC_SIZE] = {0x89, 'P', 'C', 'M', '\r', '\n', 0x1A, '\n'};
 
