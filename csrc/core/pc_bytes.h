@@ -1,4 +1,5 @@
-/* Little-endian integers, hexadecimal digests, UTF-8 and the alignment of the format. */
+/* Little-endian integers, hexadecimal digests, UTF-8 and the alignment of the format.
+ */
 #ifndef PRECOMP_PC_BYTES_H
 #define PRECOMP_PC_BYTES_H
 
