@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -99,3 +100,24 @@ def fixed(what: str, why: str = "", hint: str = "") -> Describe:
         return Trip(what, why, hint)
 
     return describe
+
+
+def graph_text(graph: Any) -> str:
+    """``N operators (first, second, ...)`` of a GraphModule, or the name of its type."""
+    graph = getattr(graph, "gm", graph)
+    nodes = getattr(getattr(graph, "graph", None), "nodes", None)
+    if nodes is None:
+        return type(graph).__name__
+    names = [str(node.target) for node in nodes if node.op.startswith("call_")]
+    listed = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    return f"{len(names)} operators ({listed})"
+
+
+def frame_locals(name: str) -> dict[str, Any]:
+    """Local variables of the innermost running torch function called *name*, or {}."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == name and frame.f_globals.get("__name__", "").startswith("torch"):
+            return dict(frame.f_locals)
+        frame = frame.f_back  # type: ignore[assignment]
+    return {}

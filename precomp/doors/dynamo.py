@@ -132,6 +132,17 @@ def _autograd(args: dict[str, Any]) -> Trip:
     )
 
 
+def _stance(args: dict[str, Any]) -> Trip | None:
+    stance = getattr(args["stance"], "stance", None)
+    if stance != "eager_on_recompile":
+        return None
+    return Trip(
+        "torch.compiler.set_stance('eager_on_recompile')",
+        "from now on frames whose guards fail would run eager, silently",
+        "reset the stance, or allow 'fallback'",
+    )
+
+
 DOORS = (
     Door("Dynamo frame", "trace", "torch._dynamo.convert_frame:_compile", _frame),
     Door("Dynamo capture", "trace", "torch._dynamo.convert_frame:compile_frame", _capture),
@@ -141,6 +152,7 @@ DOORS = (
         "torch._dynamo.convert_frame:CatchErrorsWrapper._handle_skip",
         _skip,
     ),
+    Door("stance", "fallback", "torch._dynamo.eval_frame:_set_stance", _stance),
     Door(
         "compile callbacks",
         "trace",

@@ -11,7 +11,7 @@ that a warm program does not call.
 
 from __future__ import annotations
 
-import importlib
+import functools
 import importlib.abc
 import importlib.machinery
 import inspect
@@ -43,15 +43,20 @@ def missing() -> dict[str, str]:
 
 
 def _describer(door: Door, original: Any) -> Any:
-    """The function that the C door asks: (args, kwargs) -> (kind, what, why, where, hint) | None."""
+    """What the C door asks: (args, kwargs) -> (kind, what, why, where, hint) or None."""
+    signature: inspect.Signature | None
+    try:
+        signature = inspect.signature(original)
+    except ValueError:  # a C function that does not tell
+        signature = None
 
     def describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
         trip: Trip | None
         try:
-            try:
-                named = dict(inspect.signature(original).bind(*args, **kwargs).arguments)
-            except ValueError:  # a C function without signature
+            if signature is None:
                 named = {str(i): value for i, value in enumerate(args)} | kwargs
+            else:
+                named = dict(signature.bind(*args, **kwargs).arguments)
             trip = door.describe(named)
         except Exception as error:  # noqa: BLE001 - a door that cannot say why still closes
             trip = Trip(door.name, f"no details: {type(error).__name__}: {error}")
@@ -153,7 +158,9 @@ def put(door: Door, module: types.ModuleType) -> None:
         return
     if not callable(target):
         raise AttributeError(f"{door.target} is {type(target).__name__}, not callable")
-    setattr(owner, name, _core.Door(target, _describer(door, target), (door.kind, *door.also)))
+    hook = _core.Door(target, _describer(door, target), (door.kind, *door.also))
+    functools.update_wrapper(hook, target, updated=())
+    setattr(owner, name, hook)
 
 
 def _install(name: str) -> None:
