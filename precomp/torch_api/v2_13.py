@@ -42,6 +42,28 @@ SERVE: dict[str, str] = {
     ),
     "as_tensor_fullprec": "torch:_as_tensor_fullprec",
     # plan
+    "Tensor": "torch:Tensor",
+    "is_grad_enabled": "torch._C:is_grad_enabled",
+    "set_grad_enabled": "torch._C:_set_grad_enabled",
+    "is_view_replay_enabled": "torch._C:_is_view_replay_enabled",
+    "set_view_replay_enabled": "torch._C:_set_view_replay_enabled",
+    "DisableAutocast": "torch._C:_DisableAutocast",
+    "increment_version": "torch._C:_increment_version",
+    "functorch_transforms_active": "torch._C:_are_functorch_transforms_active",
+    "functorch_interpreter_stack": "torch._C._functorch:peek_interpreter_stack",
+    "functorch_unwrap_if_dead": "torch._C._functorch:unwrap_if_dead",
+    "are_deterministic_algorithms": "torch._C:_get_deterministic_algorithms",
+    "graph_task_keep_graph": "torch._C._autograd:_get_current_graph_task_keep_graph",
+    "is_key_in_tls": "torch._C:_is_key_in_tls",
+    "get_obj_in_tls": "torch._C:_get_obj_in_tls",
+    "aten_unsafe_view": "torch:ops.aten._unsafe_view.default",
+    "functionalization": "torch._C._functionalization",
+    "apply_view_meta_sequence": "torch._C._functionalization:apply_view_meta_sequence",
+    "InverseReturnMode": "torch._C._functionalization:InverseReturnMode",
+    "view_as_real": "torch:view_as_real",
+    "view_as_complex": "torch:view_as_complex",
+    "empty_strided": "torch:empty_strided",
+    "FunctionBase": "torch._C:_FunctionBase",
     # module and kernel
     # stand-in
     "get_eval_frame_callback": "torch._C._dynamo.eval_frame:get_eval_frame_callback",
@@ -90,6 +112,29 @@ CAPTURE: dict[str, str] = {
     "dispatch_keys_include": "torch._C:_dispatch_tls_local_include_set",
     "dispatch_keys_exclude": "torch._C:_dispatch_tls_local_exclude_set",
     # plan
+    "OutputGraph": "torch._dynamo.output_graph:OutputGraph",
+    "DDPOptimizer": "torch._dynamo.backends.distributed:DDPOptimizer",
+    "TorchCompileInductorWrapper": "torch:_TorchCompileInductorWrapper",
+    "inductor_backend": "torch._dynamo.backends.inductor:inductor",
+    "compile_fx": "torch._inductor.compile_fx:compile_fx",
+    "CompiledFxGraph": "torch._inductor.output_code:CompiledFxGraph",
+    "AOTDispatchAutograd": (
+        "torch._functorch._aot_autograd.runtime_wrappers:AOTDispatchAutograd"
+    ),
+    "RuntimeWrapper": "torch._functorch._aot_autograd.runtime_wrappers:RuntimeWrapper",
+    "AOTDedupeWrapper": "torch._functorch._aot_autograd.runtime_wrappers:AOTDedupeWrapper",
+    "AOTSyntheticBaseWrapper": (
+        "torch._functorch._aot_autograd.runtime_wrappers:AOTSyntheticBaseWrapper"
+    ),
+    "should_disable_saved_tensors_hooks": (
+        "torch._functorch._aot_autograd.runtime_wrappers:_should_disable_saved_tensors_hooks"
+    ),
+    "MutationType": "torch._functorch._aot_autograd.schemas:MutationType",
+    "SubclassCreationMeta": "torch._functorch._aot_autograd.schemas:SubclassCreationMeta",
+    "functorch_config": "torch._functorch.config",
+    "inductor_config": "torch._inductor.config",
+    "partition_wrapper": "torch._inductor.utils:_unstable_customized_partition_wrapper",
+    "dynamo_config": "torch._dynamo.config",
     # module and kernel
 }
 
