@@ -12,6 +12,11 @@ SERVE: dict[str, str] = {
     # guards
     # plan
     # module and kernel
+    "tensor_data_ptr": "torch._C._dynamo.guards:_torchinductor_pyobject_tensor_data_ptr",
+    "OperatorDefinitions": "torch._library.custom_ops:OPDEFS",
+    "operator_registry": "torch._library.simple_registry:singleton",
+    "dispatch_dump": "torch._C:_dispatch_dump",
+    "get_schema": "torch._C:_get_schema",
     # stand-in
 }
 
@@ -20,4 +25,10 @@ CAPTURE: dict[str, str] = {
     # guards
     # plan
     # module and kernel
+    "CompiledFxGraph": "torch._inductor.output_code:CompiledFxGraph",
+    "extern_kernels": "torch._inductor.select_algorithm:extern_kernels",
+    "OpOverload": "torch._ops:OpOverload",
+    "OpOverloadPacket": "torch._ops:OpOverloadPacket",
+    "OpNamespace": "torch._ops:_OpNamespace",
+    "Ops": "torch._ops:_Ops",
 }
