@@ -31,6 +31,8 @@ typedef struct {
     /* dict str -> object: the private torch names, bound once by
        precomp.torch_api through _core.bind_torch; owned, empty until then. */
     PyObject *torch;
+    /* The capture that records, or NULL. Borrowed: it clears this when it leaves. */
+    PyObject *active_capture;
 } core_state;
 
 extern struct PyModuleDef core_module_def;

@@ -9,6 +9,11 @@ SERVE: dict[str, str] = {
     "FrameAction": "torch._C._dynamo.eval_frame:_FrameAction",
     "FrameExecStrategy": "torch._C._dynamo.eval_frame:_FrameExecStrategy",
     "reset_code": "torch._C._dynamo.eval_frame:reset_code",
+    "dynamic_layer_depth": "torch._C._functorch:get_dynamic_layer_stack_depth",
+    "undo_dynamic_layers": "torch._C._functorch:pop_dynamic_layer_stack_and_undo_to_depth",
+    "tls_include": "torch._C:_dispatch_tls_local_include_set",
+    "tls_exclude": "torch._C:_dispatch_tls_local_exclude_set",
+    "ForceDispatchKeyGuard": "torch._C:_ForceDispatchKeyGuard",
     # guards
     # plan
     # module and kernel
@@ -20,8 +25,30 @@ SERVE: dict[str, str] = {
     # stand-in
 }
 
+# Names of torch's compiler, used while serving only once something else has imported it.
+COMPILER: dict[str, str] = {
+    "CatchErrorsWrapper": "torch._dynamo.convert_frame:CatchErrorsWrapper",
+    "InductorWrapper": "torch:_TorchCompileInductorWrapper",
+    "OptimizedModule": "torch._dynamo.eval_frame:OptimizedModule",
+    "optimize": "torch._dynamo:optimize",
+    "orig_code_map": "torch._dynamo.utils:orig_code_map",
+}
+
 CAPTURE: dict[str, str] = {
     # frame
+    "CatchErrorsWrapper": "torch._dynamo.convert_frame:CatchErrorsWrapper",
+    "CleanupHook": "torch._dynamo.utils:CleanupHook",
+    "FrameAction": "torch._C._dynamo.eval_frame:_FrameAction",
+    "FrameExecStrategy": "torch._C._dynamo.eval_frame:_FrameExecStrategy",
+    "InductorWrapper": "torch:_TorchCompileInductorWrapper",
+    "InliningInstructionTranslator": "torch._dynamo.symbolic_convert:InliningInstructionTranslator",
+    "InstructionTranslatorBase": "torch._dynamo.symbolic_convert:InstructionTranslatorBase",
+    "cache_entries": "torch._C._dynamo.eval_frame:_debug_get_cache_entry_list",
+    "list_mode_options": "torch._inductor:list_mode_options",
+    "orig_code_map": "torch._dynamo.utils:orig_code_map",
+    "reset": "torch._dynamo:reset",
+    "set_code_exec_strategy": "torch._C._dynamo.eval_frame:set_code_exec_strategy",
+    "trace_rules": "torch._dynamo.trace_rules",
     # guards
     # plan
     # module and kernel
