@@ -80,7 +80,7 @@ def _digest(function: Any) -> str:
     if isinstance(function, MethodType):
         function = function.__func__
     if not isinstance(function, FunctionType):
-        function = getattr(type(function), "__call__", None)
+        function = type(function).__dict__.get("__call__")
     if not isinstance(function, FunctionType):
         return ""
     digest = hashlib.sha256()

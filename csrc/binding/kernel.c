@@ -10,6 +10,8 @@
  */
 #include "state.h"
 
+#include "pc_pool.h"
+
 #include <dlfcn.h>
 #include <elf.h>
 #include <errno.h>
@@ -425,6 +427,15 @@ image_open(image *self)
     }
 }
 
+static pc_status
+open_task(void *context, size_t worker, size_t index, pc_error *error)
+{
+    (void)worker;
+    (void)error; /* an image keeps its own */
+    image_open((image *)context + index);
+    return PC_OK;
+}
+
 /* ---- the Python side ---- */
 
 /* Raises PrecompError(message) with the pending exception as its cause. */
@@ -620,28 +631,41 @@ done:
 }
 
 PyDoc_STRVAR(core_load_kernels_doc,
-             "load_kernels(kernels, /)\n--\n\n"
+             "load_kernels(kernels, threads=0, /)\n--\n\n"
              "Load many kernels at once: the GIL is released a single time.\n\n"
-             "*kernels* is a sequence of (label, bytes); returns a dict\n"
-             "label -> function. Raises as load_kernel does, for the first kernel\n"
-             "that fails. The dynamic linker works one library at a time, so there\n"
-             "is nothing to gain from more threads.");
+             "*kernels* is a sequence of (label, bytes); returns the list of their\n"
+             "functions, in order. *threads* (int) is the number of threads; 0 chooses\n"
+             "one, since the dynamic linker opens one library at a time and writing\n"
+             "the images is a small part of the work. Raises as load_kernel does, for\n"
+             "the first kernel that fails; the others stay loaded in the process.");
 
 static PyObject *
-core_load_kernels(PyObject *module, PyObject *arg)
+core_load_kernels(PyObject *module, PyObject *args)
 {
     core_state *state = core_state_get(module);
+    int threads = 0;
+    pc_error error;
+    size_t workers = 0;
+    PyObject *kernels = NULL; /* borrowed */
     PyObject *result = NULL;
     PyObject *functions = NULL; /* owned */
     PyObject *sequence = NULL;  /* owned, keeps all data alive */
     image *images = NULL;       /* owned */
     Py_ssize_t count = 0;
-    sequence = PySequence_Tuple(arg);
+    if (!PyArg_ParseTuple(args, "O|i:load_kernels", &kernels, &threads)) {
+        return NULL;
+    }
+    if (threads < 0) {
+        PyErr_Format(PyExc_ValueError, "load_kernels: threads: expected >= 0, got %d",
+                     threads);
+        return NULL;
+    }
+    sequence = PySequence_Tuple(kernels);
     if (sequence == NULL || export_data_ptr(state) < 0) {
         goto done;
     }
     count = PyTuple_GET_SIZE(sequence);
-    functions = PyDict_New();
+    functions = PyList_New(count);
     images = PyMem_Calloc(count == 0 ? 1 : (size_t)count, sizeof(*images));
     if (functions == NULL || images == NULL) {
         PyErr_NoMemory();
@@ -661,23 +685,21 @@ core_load_kernels(PyObject *module, PyObject *arg)
             (const unsigned char *)PyBytes_AS_STRING(PyTuple_GET_ITEM(item, 1));
         images[i].size = (size_t)PyBytes_GET_SIZE(PyTuple_GET_ITEM(item, 1));
     }
+    workers = threads == 0
+                  ? 1
+                  : pc_pool_workers((size_t)threads, (size_t)count, (size_t)count, 1);
     Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t i = 0; i < count; i++) {
-        image_open(&images[i]);
-    }
+    (void)pc_pool_run(workers, (size_t)count, open_task, images, &error);
     Py_END_ALLOW_THREADS
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *label = PyTuple_GET_ITEM(PyTuple_GET_ITEM(sequence, i), 0);
         const char *text = PyUnicode_AsUTF8(label);
-        PyObject *function = NULL; /* owned */
-        if (text != NULL) {
-            function = image_function(state, &images[i], "kernel", text);
-        }
-        if (function == NULL || PyDict_SetItem(functions, label, function) < 0) {
-            Py_XDECREF(function);
+        PyObject *function =
+            text == NULL ? NULL : image_function(state, &images[i], "kernel", text);
+        if (function == NULL) {
             goto done;
         }
-        Py_DECREF(function);
+        PyList_SET_ITEM(functions, i, function); /* steals *function* */
     }
     result = functions;
     functions = NULL;
@@ -690,7 +712,7 @@ done:
 
 static PyMethodDef kernel_functions[] = {
     {"load_kernel", core_load_kernel, METH_VARARGS, core_load_kernel_doc},
-    {"load_kernels", core_load_kernels, METH_O, core_load_kernels_doc},
+    {"load_kernels", core_load_kernels, METH_VARARGS, core_load_kernels_doc},
     {NULL, NULL, 0, NULL},
 };
 

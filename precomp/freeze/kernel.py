@@ -12,9 +12,9 @@ from precomp.freeze.store import Store, Unsupported
 def freeze_kernel(path: str, store: Store) -> str:
     """Store the shared object at *path* and return its digest (hex sha256).
 
-    Debug information and the build id are stripped: they hold the paths of the cache directory, so
-    only the stripped bytes are the same for the same kernel. Raises Unsupported when the file cannot
-    be read or is not a shared object.
+    Debug information and the build id are stripped: they hold the paths of the cache directory,
+    so only the stripped bytes are the same for the same kernel. Raises Unsupported when the file
+    cannot be read or is not a shared object.
     """
     try:
         with open(path, "rb") as file:

@@ -1,11 +1,11 @@
 """A module that Inductor compiled -> one ``module`` entry (docs/internals.md, section 4.4).
 
-Inductor writes a Python file around its kernels. Of that file only the functions that run are kept:
-``call``, the partitions and the subgraphs. Every other global that they use is a *leaf*: a kernel, a
-constant, or a value that is stored by name (an operator, a function of torch, a dtype ...). Chains of
-attributes such as ``torch.ops.aten.sort.stable`` or ``extern_kernels.addmm`` are resolved here and
-become one global, so the frozen code cannot reach anything that is not listed in the record. A name
-that cannot be listed makes the module ``Unsupported``.
+Inductor writes a Python file around its kernels. Of that file only the functions that run are
+kept: ``call``, the partitions and the subgraphs. Every other global that they use is a *leaf*: a
+kernel, a constant, or a value that is stored by name (an operator, a function of torch, a dtype).
+Chains of attributes such as ``torch.ops.aten.sort.stable`` or ``extern_kernels.addmm`` are resolved
+here and become one global (its name keeps the dots), so the frozen code cannot reach anything that
+is not listed in the record. A name that cannot be listed makes the module ``Unsupported``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import dis
 import hashlib
 import inspect
 import marshal
-import re
 import textwrap
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -40,11 +39,10 @@ _COMPILERS = (
     "sympy",
     "triton",
 )
-# Statements of the file around the functions; everything else at top level is understood or refused.
+# The object of the file that compiles kernels while the file is imported.
 _ASYNC = "async_compile"
 # Their operators belong to the torch version.
 _OWN_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor", "higher_order"})
-_GRAPH_ID = re.compile(r"graph_\d+_inductor_wrapper_call")
 
 
 def freeze_module(graph: Any, store: Store) -> str:
@@ -68,10 +66,10 @@ def module_record(graph: Any, store: Store) -> dict[str, Any]:
     namespace = _namespace(graph)
     linker = _Linker(graph, namespace)
     code = linker.link()
-    kernels = tuple((name, freeze_kernel(path, store)) for name, path in sorted(linker.kernels.items()))
-    constants = tuple(
-        _constant(name, tensor) for name, tensor in sorted(linker.constants.items())
+    kernels = tuple(
+        (name, freeze_kernel(path, store)) for name, path in sorted(linker.kernels.items())
     )
+    constants = tuple(_constant(name, tensor) for name, tensor in sorted(linker.constants.items()))
     return {
         "code": marshal.dumps(code, data.VERSION),
         "kernels": kernels,
@@ -90,7 +88,9 @@ def _refuse(graph: Any) -> None:
         )
     devices = sorted(set(graph.device_types) - {"cpu"})
     if devices:
-        raise Unsupported(f"the module runs on {', '.join(devices)}; only CPU modules can be frozen")
+        raise Unsupported(
+            f"the module runs on {', '.join(devices)}; only CPU modules can be frozen"
+        )
     if graph.frozen_param_names:
         raise Unsupported("frozen parameters (torch._inductor.config.freezing)")
     if graph.torchbind_constants:
@@ -107,14 +107,19 @@ def _namespace(graph: Any) -> dict[str, Any]:
     """Globals of the file that Inductor generated and loaded for *graph*."""
     call = graph.current_callable
     function = getattr(call, "__func__", call)
-    if not isinstance(function, FunctionType) or function.__name__ != "call":
-        raise Unsupported(
-            f"its callable is {type(call).__name__} {getattr(call, '__qualname__', '')!r}, expected "
-            "the function 'call' of Inductor's Python wrapper (cudagraphs or a custom wrapper?)"
-        )
+    if not isinstance(function, FunctionType):
+        raise Unsupported(f"its callable is a {type(call).__qualname__}, not a Python function")
     space = function.__globals__
-    if space.get("call") != call:
-        raise Unsupported("its callable is not the 'call' of the file that Inductor generated")
+    if "inductor_entry" in space:
+        raise Unsupported("compiled with torch._inductor.config.cpp_wrapper")
+    if function.__name__ != "call" or space.get("call") != call:
+        raise Unsupported(
+            f"its callable is {function.__qualname__!r}, not the function 'call' of the file that "
+            "Inductor generated (cudagraphs or a wrapper around compiled regions?)"
+        )
+    partitions = getattr(graph.compiled_fn_runner, "partitions", None) or ()
+    if any(getattr(part, "__globals__", None) is not space for part in partitions):
+        raise Unsupported("its graph partitions are wrapped (cudagraphs or a custom wrapper)")
     return space
 
 
@@ -151,7 +156,8 @@ def _kernel_path(value: Any) -> str | None:
 def _forbidden(encoded: Any) -> str | None:
     """The module of a compiler package that an encoded value would import."""
     if isinstance(encoded, tuple):
-        if len(encoded) >= 2 and encoded[0] in ("P", "PF", "M", "C") and isinstance(encoded[1], str):
+        tagged = len(encoded) >= 2 and encoded[0] in ("P", "PF", "M", "C")
+        if tagged and isinstance(encoded[1], str):
             name = encoded[1]
             if any(name == root or name.startswith(root + ".") for root in _COMPILERS):
                 return name
@@ -398,7 +404,7 @@ class _Linker:
                 raise Unsupported(f"{'.'.join(parts)} does not exist: {error}") from error
             used += 1
         name = prefix + ".".join(parts[:used])
-        if isinstance(value, (ModuleType,)) or parts[:3] == ["torch", "ops", "higher_order"]:
+        if isinstance(value, ModuleType) or parts[:3] == ["torch", "ops", "higher_order"]:
             raise Unsupported(f"{name} is used as a value")
         if name not in self.extern and name not in self.defined:
             self._leaf(name, value)
@@ -471,9 +477,4 @@ class _Resolver(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if self._is_global(node.id) and isinstance(node.ctx, ast.Load):
             node.id = self.linker._need(node.id, self.space, self.prefix)
-        return node
-
-    def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        if isinstance(node.value, str):  # a name for the profiler with a number of this process
-            node.value = _GRAPH_ID.sub("graph_inductor_wrapper_call", node.value)
         return node

@@ -65,4 +65,4 @@ class KernelTable:
             ]
             if missing:
                 pairs = [(digest, self._artifact.read(digest)) for digest in missing]
-                _loaded.update(_core.load_kernels(pairs))
+                _loaded.update(zip(missing, _core.load_kernels(pairs), strict=True))

@@ -12,6 +12,9 @@ import torch
 
 from precomp import _core, operators, torch_api
 
+#: Raised by ``load`` when an operator is missing or differs from the captured one.
+StaleModule = _core.Stale
+
 # Code of modules runs below the frame evaluator; neither it nor what it calls is to be looked at.
 _NAME = "precomp.module"
 
