@@ -65,6 +65,11 @@ SERVE: dict[str, str] = {
     "empty_strided": "torch:empty_strided",
     "FunctionBase": "torch._C:_FunctionBase",
     # module and kernel
+    "tensor_data_ptr": "torch._C._dynamo.guards:_torchinductor_pyobject_tensor_data_ptr",
+    "OperatorDefinitions": "torch._library.custom_ops:OPDEFS",
+    "operator_registry": "torch._library.simple_registry:singleton",
+    "dispatch_dump": "torch._C:_dispatch_dump",
+    "get_schema": "torch._C:_get_schema",
     # stand-in
     "get_eval_frame_callback": "torch._C._dynamo.eval_frame:get_eval_frame_callback",
     "RootGuardManager": "torch._C._dynamo.guards:RootGuardManager",
@@ -136,6 +141,12 @@ CAPTURE: dict[str, str] = {
     "partition_wrapper": "torch._inductor.utils:_unstable_customized_partition_wrapper",
     "dynamo_config": "torch._dynamo.config",
     # module and kernel
+    "CompiledFxGraph": "torch._inductor.output_code:CompiledFxGraph",
+    "extern_kernels": "torch._inductor.select_algorithm:extern_kernels",
+    "OpOverload": "torch._ops:OpOverload",
+    "OpOverloadPacket": "torch._ops:OpOverloadPacket",
+    "OpNamespace": "torch._ops:_OpNamespace",
+    "Ops": "torch._ops:_Ops",
 }
 
 # ---------------------------------------------------------------- stand-in
