@@ -31,6 +31,13 @@ typedef struct {
     /* dict str -> object: the private torch names, bound once by
        precomp.torch_api through _core.bind_torch; owned, empty until then. */
     PyObject *torch;
+    /* The capture that records, or NULL. Borrowed: it clears this when it leaves. */
+    PyObject *active_capture;
+    /* Exception class _core.Stale, owned (codec.c). */
+    PyObject *stale;
+    /* dict: example tensors that guard constructors look at (guard_tape.c);
+       owned, empty until a tape is replayed. */
+    PyObject *examples;
 } core_state;
 
 extern struct PyModuleDef core_module_def;

@@ -1,7 +1,7 @@
 """Every private name of torch that precomp relies on, checked before it is used.
 
-One file per supported torch minor holds two tables, ``SERVE`` and ``CAPTURE``: own name ->
-``"module:attribute.path"``. ``serve()`` imports torch core only; ``capture()`` may import anything.
+One file per supported torch minor holds the tables ``SERVE``, ``COMPILER`` and ``CAPTURE``: own name
+-> ``"module:attribute.path"``. ``serve()`` imports torch core only; the others torch's compiler.
 """
 
 from __future__ import annotations
@@ -66,3 +66,9 @@ def serve() -> SimpleNamespace:
 def capture() -> SimpleNamespace:
     """Private names of torch and its compiler used while capturing."""
     return SimpleNamespace(**_resolve(tables().CAPTURE))
+
+
+@functools.cache
+def compiler() -> SimpleNamespace:
+    """Names of torch's compiler used while serving. Call it only when the compiler is loaded."""
+    return SimpleNamespace(**_resolve(tables().COMPILER))

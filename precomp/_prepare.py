@@ -1,0 +1,165 @@
+"""``precomp.prepare()``: serve a process from an artifact."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from precomp import environment
+from precomp.artifact import Artifact
+from precomp.errors import ArtifactCorruptError, PrecompError
+from precomp.report import Coverage, PrepareReport
+
+RUNTIMES = ("auto", "lean", "full")
+
+
+class Prepared:
+    """A prepared process. A context manager: leaving it uninstalls."""
+
+    def __init__(self, artifact: Artifact, runtime: str, loaded: Any, seconds: dict[str, float],
+                 notes: tuple[str, ...], undo: Callable[[], None]) -> None:  # fmt: skip
+        self.artifact = artifact
+        self.runtime = runtime
+        self._loaded = loaded
+        self._seconds = seconds
+        self._notes = notes
+        self._undo: Callable[[], None] | None = undo
+
+    @property
+    def active(self) -> bool:
+        """Whether this artifact is served."""
+        return self._undo is not None
+
+    def coverage(self) -> Coverage:
+        """Which entries were served, never asked for, or asked for and missing."""
+        from precomp.serve.frame import runtime
+
+        run = runtime()
+        served, rest = run.coverage(self._loaded)
+        return Coverage(tuple(served), tuple(rest), tuple(run.missing))
+
+    def report(self) -> PrepareReport:
+        """What prepare did and what was served so far."""
+        from precomp.serve import standin
+
+        kinds = [entry.kind for entry in self.artifact.entries]
+        return PrepareReport(
+            path=self.artifact.path,
+            digest=self.artifact.digest,
+            fingerprint=self.artifact.fingerprint,
+            runtime=self.runtime,
+            entries=len(kinds),
+            kernels=kinds.count("kernel"),
+            seconds=dict(self._seconds),
+            coverage=self.coverage(),
+            materialized_by=standin.materialized_by(),
+            warnings=self._notes,
+        )
+
+    def uninstall(self) -> None:
+        """Stop serving this artifact and put the process back as it was. Idempotent."""
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
+
+    def __enter__(self) -> Prepared:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.uninstall()
+
+    def __repr__(self) -> str:
+        state = "active" if self.active else "uninstalled"
+        return f"<precomp.Prepared {self.artifact.path!r} {state}>"
+
+
+_active: list[Prepared] = []
+
+
+def prepare(
+    path: str | os.PathLike[str],
+    *,
+    digest: str | None = None,
+    runtime: str = "auto",
+    devices: Any = None,
+    model: str | os.PathLike[str] | None = None,
+) -> Prepared:
+    """Serve this process from the artifact *path*; call it before the model's file is imported.
+
+    *digest* (hex sha256 of the file) must match if given. *runtime*: ``"lean"`` never executes
+    torch's compiler and raises CompileViolation for a call that needs it; ``"full"`` and ``"auto"``
+    let torch compile what the artifact lacks. *devices* and *model* are reserved: binding a model
+    file and choosing GPUs are not available yet and are refused by name.
+
+    Raises OSError when the file cannot be read, ArtifactCorruptError, ArtifactVersionError,
+    EnvironmentMismatchError (all differences at once). Nothing is installed unless all checks pass.
+    """
+    if runtime not in RUNTIMES:
+        raise ValueError(f"prepare: runtime: expected one of {RUNTIMES}, got {runtime!r}")
+    if devices is not None:
+        raise PrecompError("prepare: devices: artifacts hold CPU kernels only; leave it out")
+    if model is not None:
+        raise PrecompError("prepare: model: binding to a model file is not available yet")
+    clock = time.perf_counter
+    start = clock()
+    seconds: dict[str, float] = {}
+    artifact = Artifact.open(path)
+    if digest is not None and artifact.digest != digest.removeprefix("sha256:"):
+        raise ArtifactCorruptError(
+            f"{artifact.path}: expected digest {digest}, found {artifact.digest}: another file, "
+            "or a damaged one; capture again or pass the digest of this file"
+        )
+    found = environment.current()
+    environment.require_match(artifact.path, artifact.environment, found)
+    blobs = artifact.load_all()
+    seconds["read"] = clock() - start
+
+    from precomp.serve import compile as surface
+    from precomp.serve import standin
+    from precomp.serve.frame import Loaded, runtime as serve_runtime
+
+    kinds: dict[str, list[str]] = {}
+    for entry in artifact.entries:
+        kinds.setdefault(entry.kind, []).append(entry.digest)
+    loaded = Loaded(blobs, kinds)
+    start = clock()
+    loaded.load_kernels(kinds.get("kernel", []))
+    seconds["kernels"] = clock() - start
+
+    start = clock()
+    run = serve_runtime()
+    standin.install({k: v for rules in loaded.rules for k, v in [("helpers", rules["helpers"])]})
+    run.add(loaded)
+    run.lean = runtime == "lean"
+    surface.install()
+    hooks: list[Callable[[], None]] = []
+
+    def real_compiler() -> None:
+        hooks.append(surface.serve_real_compiler(run))
+
+    if standin.is_real():
+        real_compiler()
+    else:
+        standin.on_materialize(real_compiler)
+    seconds["install"] = clock() - start
+
+    def undo() -> None:
+        _active.remove(prepared)
+        run.remove(loaded)
+        for hook in hooks:
+            hook()
+        if not _active:
+            surface.uninstall()
+            standin.uninstall()
+            run.lean = False
+
+    prepared = Prepared(
+        artifact, runtime, loaded, seconds, environment.warnings(artifact.environment, found), undo
+    )
+    _active.append(prepared)
+    return prepared
+
+
+prepare_runtime = prepare

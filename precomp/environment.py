@@ -1,0 +1,77 @@
+"""What compiled code depends on, as a flat record, and its comparison.
+
+Paths, host names, HOME, environment variables and device ordinals are not part of it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import sys
+
+from precomp.errors import EnvironmentMismatchError
+
+# Compared by Prepared only as a warning: the program may still set it before its first step.
+SETTABLE = ("threads",)
+
+_WHY = {
+    "torch": "the frozen code uses private interfaces of exactly this build",
+    "torch_commit": "the frozen code uses private interfaces of exactly this build",
+    "python": "bytecode and extension modules belong to one Python version",
+    "bytecode": "bytecode belongs to one Python version",
+    "machine": "kernels are machine code",
+    "cpu_capability": "kernels use the vector instructions of the CPU they were built for",
+}
+
+
+def current() -> dict[str, str]:
+    """The environment record of this process: str -> str."""
+    import torch
+
+    return {
+        "torch": str(torch.__version__),
+        "torch_commit": str(torch.version.git_version),
+        "python": f"{platform.python_implementation()} {sys.version_info[0]}.{sys.version_info[1]}",
+        "bytecode": importlib.util.MAGIC_NUMBER.hex(),
+        "machine": platform.machine(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def differences(
+    expected: dict[str, str], found: dict[str, str]
+) -> tuple[tuple[str, str, str], ...]:
+    """``(field, expected, found)`` of every field that must match and does not."""
+    return tuple(
+        (field, expected.get(field, "nothing"), found.get(field, "nothing"))
+        for field in sorted(expected.keys() | found.keys())
+        if field not in SETTABLE and expected.get(field) != found.get(field)
+    )
+
+
+def require_match(path: str, expected: dict[str, str], found: dict[str, str]) -> None:
+    """Raise EnvironmentMismatchError that lists all differences at once."""
+    rows = differences(expected, found)
+    if rows:
+        lines = "".join(
+            f"\n  {field}: expected {want}, found {have}"
+            + (f" ({_WHY[field]})" if field in _WHY else "")
+            for field, want, have in rows
+        )
+        raise EnvironmentMismatchError(
+            f"{path}: captured in another environment:{lines}\n"
+            "Capture again in this environment, or run where it was captured.",
+            rows,
+        )
+
+
+def warnings(expected: dict[str, str], found: dict[str, str]) -> tuple[str, ...]:
+    """Differences that a program may still remove before its first step."""
+    if expected.get("threads") == found.get("threads"):
+        return ()
+    return (
+        f"captured with torch.get_num_threads() == {expected.get('threads')}, this process has "
+        f"{found.get('threads')}: torch guards on it, so no frame is served until "
+        "torch.set_num_threads or OMP_NUM_THREADS makes them equal",
+    )

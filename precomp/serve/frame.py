@@ -1,0 +1,401 @@
+"""The tables behind the frame server: which code is known, how an entry is built, what a miss says.
+
+One ``Runtime`` per process serves any number of artifacts. torch keys its cache by the callback
+object, so each distinct set of ``torch.compile`` arguments has its own ``_core.FrameServer``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import functools
+import hashlib
+import importlib
+import itertools
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+from precomp import _core, torch_api
+from precomp.data import loads
+from precomp.errors import CompileViolation
+from precomp.serve import guards, standin
+from precomp.serve import module as modules
+from precomp.serve import plan as plans
+from precomp.serve.unknown import FileRules, holds_torch, never_converted
+
+NOT_CAPTURED = "not captured: the artifact has no entry for this function"
+HINT = "capture a run that makes this call, or fix what differs"
+
+
+def qualname(code: types.CodeType) -> str:
+    """The qualified name of a code object (its plain name on Python 3.10)."""
+    return getattr(code, "co_qualname", code.co_name)
+
+
+class Loaded:
+    """One prepared artifact: its records by digest, decoded when first needed."""
+
+    def __init__(self, blobs: dict[str, bytes], kinds: dict[str, list[str]]) -> None:
+        self.blobs = blobs
+        self.frames = [Entry(self, loads(blobs[digest])) for digest in kinds.get("frame", ())]
+        self.frames.sort(key=lambda entry: entry.record["index"])
+        self.rules = [loads(blobs[digest]) for digest in kinds.get("rules", ())]
+        self._kernels: dict[str, Any] = {}
+        self._modules: dict[str, Callable[..., Any]] = {}
+        self._plans: dict[str, Callable[..., Any]] = {}
+
+    def load_kernels(self, digests: list[str]) -> None:
+        """Load shared objects that are not loaded yet, in parallel where that helps."""
+        missing = [digest for digest in digests if digest not in self._kernels]
+        loaded = _core.load_kernels([(digest, self.blobs[digest]) for digest in missing], 0)
+        self._kernels.update(zip(missing, loaded, strict=True))
+
+    def kernel(self, digest: str) -> Any:
+        """The callable of a kernel entry."""
+        if digest not in self._kernels:
+            self.load_kernels([digest])
+        return self._kernels[digest]
+
+    def module(self, digest: str) -> Callable[..., Any]:
+        """The ``call`` function of a module entry."""
+        call = self._modules.get(digest)
+        if call is None:
+            call = modules.load(loads(self.blobs[digest]), self.kernel)
+            self._modules[digest] = call
+        return call
+
+    def plan(self, digest: str) -> Callable[..., Any]:
+        """The callable of a plan entry."""
+        plan = self._plans.get(digest)
+        if plan is None:
+            record = loads(self.blobs[digest])
+            backward = record["bw"]
+            plan = plans.build(
+                record,
+                self.module(record["fw"]),
+                None if backward is None else self.module(backward),
+            )
+            self._plans[digest] = plan
+        return plan
+
+
+class Entry:
+    """One frame entry of a prepared artifact."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, loaded: Loaded, record: dict[str, Any]) -> None:
+        self.loaded = loaded
+        self.record = record
+        self.number = next(self._numbers)
+        self.stale: str | None = None
+        self.asked = False
+
+
+def relocate(value: Any, old: str, new: str) -> Any:
+    """An encoded value with references into module *old* turned into references into *new*."""
+    if type(value) is not tuple:
+        return value
+    if len(value) >= 2 and value[0] in ("P", "PF", "C", "M") and value[1] == old:
+        return (value[0], new, *value[2:])
+    return tuple(relocate(item, old, new) for item in value)
+
+
+class Runtime:
+    """All that is served in this process."""
+
+    def __init__(self) -> None:
+        self.api = torch_api.serve()
+        self.lock = threading.RLock()
+        self.loaded: list[Loaded] = []
+        self.entries: dict[int, Entry] = {}
+        self.by_key: dict[str, list[Entry]] = {}
+        self.names: dict[str, list[Entry]] = {}
+        self.skips: dict[str, tuple[Any, ...]] = {}
+        self.modes: dict[str, dict[str, Any]] = {}
+        self.files = FileRules([])
+        self.lean = False
+        self.missing: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.servers: list[_core.FrameServer] = []
+        self._globals: dict[tuple[int, str], tuple[dict[str, Any], Any, Any]] = {}
+        self._trees: dict[tuple[int, int], Any] = {}
+        self._installed: dict[int, tuple[types.CodeType, list[tuple[Any, types.CodeType]]]] = {}
+        action = self.api.FrameAction
+        self._actions = {int(member.value): member for member in action.__members__.values()}
+        self.run = self.api.FrameExecStrategy(action.DEFAULT, action.DEFAULT)
+        self.skip = self.api.FrameExecStrategy(action.SKIP, action.DEFAULT)
+        standin.on_materialize(self.join_compiler)
+
+    # -- artifacts come and go
+
+    def add(self, loaded: Loaded) -> None:
+        """Serve *loaded* too."""
+        with self.lock:
+            self.loaded.append(loaded)
+            self._index()
+
+    def remove(self, loaded: Loaded) -> None:
+        """Serve *loaded* no longer: its code leaves torch's caches, its globals their modules."""
+        with self.lock:
+            self.loaded.remove(loaded)
+            for code, _ in self._installed.values():
+                self.api.reset_code(code)
+            self._installed.clear()
+            self._trees.clear()
+            for (_, name), (scope, value, _) in self._globals.items():
+                if scope.get(name) is value:
+                    del scope[name]
+            self._globals.clear()
+            self._index()
+
+    def _index(self) -> None:
+        self.entries = {e.number: e for item in self.loaded for e in item.frames}
+        self.by_key = {}
+        self.names = {}
+        for entry in self.entries.values():
+            self.by_key.setdefault(entry.record["key"], []).append(entry)
+            self.names.setdefault(entry.record["name"], []).append(entry)
+        records = [record for item in self.loaded for record in item.rules]
+        self.skips = {row[0]: row for record in records for row in record["skips"]}
+        self.modes = {}
+        for record in records:
+            self.modes.update(record["modes"])
+        self.files = FileRules(records)
+        for server in self.servers:
+            server.forget()
+
+    # -- servers
+
+    def server(self, backend: dict[str, Any], fallback: Callable[[], Any]) -> _core.FrameServer:
+        """A new frame server for calls of one compiler configuration.
+
+        *fallback()* gives torch's own callback for that configuration.
+        """
+        torch_callback: list[Any] = []
+
+        def find(code: types.CodeType) -> Any:
+            return self.find(code, backend)
+
+        def miss(frame: Any, cache_entry: Any, frame_state: Any, numbers: Any) -> Any:
+            answer = self.miss(frame, numbers)
+            if answer is not None:
+                return answer
+            if not torch_callback:
+                torch_callback.append(fallback())
+            return torch_callback[0](frame, cache_entry, frame_state)
+
+        server = _core.FrameServer(find, self.build, miss)
+        self.servers.append(server)
+        return server
+
+    def find(self, code: types.CodeType, backend: dict[str, Any]) -> Any:
+        """Entry numbers for *code*, or the FrameReturn of a frame that is never converted."""
+        key = _core.code_digest(code)
+        entries = [entry for entry in self.by_key.get(key, ()) if entry.record["backend"] == backend]
+        for entry in entries:
+            entry.asked = True
+        if entries:
+            return tuple(entry.number for entry in entries)
+        row = self.skips.get(key)
+        if row is not None and key not in self.by_key:
+            strategy = self.api.FrameExecStrategy(self._actions[row[1]], self._actions[row[2]])
+            return _core.FrameReturn(None, strategy, row[3], "skipped when it was captured")
+        if never_converted(code) or self.files.skips(code.co_filename):
+            return _core.FrameReturn(None, self.skip, True, "torch skips code of this kind")
+        return ()
+
+    # -- building an entry
+
+    def build(self, number: int, code: types.CodeType, f_globals: dict[str, Any]) -> Any:
+        """``(check, FrameReturn)`` of an entry for functions in *f_globals*; None if it is stale."""
+        with self.lock:
+            entry = self.entries.get(number)
+            if entry is None:
+                return None
+            try:
+                pair = self._build(entry, code, f_globals)
+                self._trees[number, id(f_globals)] = pair
+                return pair
+            except (_core.Stale, modules.StaleModule) as reason:
+                entry.stale = str(reason)
+                self._trees[number, id(f_globals)] = None
+                return None
+
+    def _build(self, entry: Entry, code: types.CodeType, f_globals: dict[str, Any]) -> Any:
+        record = entry.record
+        own, here = record["module"], f_globals.get("__name__")
+        moved = own != here
+        for module, steps, digest in record["inlined"]:
+            found = _core.code_at(here if module == own else module, steps)
+            if _core.code_digest(found) != digest:
+                raise _core.Stale(f"source of the inlined function {qualname(found)} changed")
+        for module, digest in record["files"]:
+            self._check_file(here if module == own else module, digest)
+        self._install_globals(entry, f_globals, code)
+        tape = record["tape"]
+        if moved:
+            tape = {**tape, "ops": relocate(tape["ops"], own, here)}
+        root, keep = guards.build(
+            _core.GuardTape(tape),
+            f_globals,
+            standin.twins(),
+            standin.enum_type(),
+            standin.building(),
+        )
+        encoded = relocate(record["code"], own, here) if moved else record["code"]
+        transformed = _core.decode_code(
+            encoded, code.co_filename, code.co_firstlineno, standin.twins()
+        )
+        manager = guards.GuardWrapper(root, f_globals, keep)
+        guarded = types.SimpleNamespace(
+            code=transformed,
+            guard_manager=manager,
+            compile_id=f"precomp/{entry.number}",
+            trace_annotation="precomp",
+        )
+        known = self._installed.setdefault(id(code), (code, []))
+        known[1].append((manager, transformed))
+        if standin.is_real():
+            self._introduce(code, manager, transformed)
+        return root.check, _core.FrameReturn(guarded, self.run)
+
+    def _check_file(self, module: str, digest: str) -> None:
+        found = importlib.import_module(module)
+        filename = getattr(found, "__file__", None)
+        if filename is None:
+            raise _core.Stale(f"module {module} has no source file")
+        with open(filename, "rb") as stream:
+            if hashlib.sha256(stream.read()).hexdigest() != digest:
+                raise _core.Stale(f"source of the module {module}, which is inlined, changed")
+
+    def _install_globals(
+        self, entry: Entry, f_globals: dict[str, Any], code: types.CodeType
+    ) -> None:
+        for name, spec in entry.record["globals"]:
+            if (id(f_globals), name) in self._globals and name in f_globals:
+                continue
+            value = self._global(entry, spec, f_globals, code)
+            f_globals[name] = value
+            self._globals[id(f_globals), name] = (f_globals, value, spec)
+
+    def _global(
+        self, entry: Entry, spec: tuple[Any, ...], f_globals: dict[str, Any], code: types.CodeType
+    ) -> Any:
+        kind = spec[0]
+        if kind == "plan":
+            return entry.loaded.plan(spec[1])
+        if kind == "builtins":
+            value = f_globals.get("__builtins__", builtins)
+            return value if isinstance(value, dict) else value.__dict__
+        if kind == "mod":
+            if spec[1].startswith(("torch._dynamo", "torch._inductor")):
+                return standin.module_for(spec[1])
+            return importlib.import_module(spec[1])
+        if kind == "val":
+            return _core.decode(spec[1], standin.twins())
+        resumed = _core.decode_code(
+            spec[1], code.co_filename, code.co_firstlineno, standin.twins()
+        )
+        if kind == "resume":
+            return types.FunctionType(resumed, f_globals, spec[2])
+        # Called from bytecode as make(closure): a Python function here would be a frame too.
+        return functools.partial(types.FunctionType, resumed, f_globals, spec[2], None)
+
+    # -- misses
+
+    def miss(self, frame: Any, numbers: tuple[int, ...]) -> Any:
+        """A FrameReturn for a frame that runs as it is, or None when torch shall compile it.
+
+        Raises CompileViolation under a strict gate, and always with runtime "lean".
+        """
+        code = frame.f_code
+        if not numbers and not holds_torch(frame):
+            return _core.FrameReturn(None, self.skip, False, "nothing of torch in the frame")
+        rebound = self._rebind(frame, numbers)
+        if rebound is not None:
+            return rebound
+        what = qualname(code)
+        why = self.why(frame, numbers)
+        where = f"{code.co_filename}:{code.co_firstlineno}"
+        self.missing[what, why] += 1
+        _core.gate_trip("trace", what, why, where, HINT)
+        if self.lean:
+            raise CompileViolation("trace", what, why, where, 'runtime="lean" never compiles')
+        return None
+
+    def _rebind(self, frame: Any, numbers: tuple[int, ...]) -> Any:
+        """Serve a second instance whose objects the bound tree of an entry refuses."""
+        for number in numbers:
+            entry = self.entries.get(number)
+            if entry is None or not guards.binds_objects(entry.record["tape"]):
+                continue
+            built = self.build(number, frame.f_code, frame.f_globals)
+            if built is not None and built[0](frame.f_locals):
+                return built[1]
+        return None
+
+    def why(self, frame: Any, numbers: tuple[int, ...]) -> str:
+        """Why no entry accepts *frame*: the failed guard, or what changed."""
+        reasons = []
+        for number in numbers:
+            entry = self.entries.get(number)
+            if entry is None:
+                continue
+            built = self._trees.get((number, id(frame.f_globals)))
+            if built is None:
+                reasons.append(entry.stale or NOT_CAPTURED)
+            else:
+                manager = built[1].guarded_code.guard_manager
+                reasons.append(guards.explain(manager.root, frame.f_locals, frame.f_globals))
+        if reasons:
+            return "; ".join(dict.fromkeys(reasons))
+        same_name = self.names.get(qualname(frame.f_code), ())
+        if any(e.record["key"] == _core.code_digest(frame.f_code) for e in same_name):
+            return "captured with other arguments of torch.compile (backend, mode, options, dynamic)"
+        if same_name:
+            return f"source of {qualname(frame.f_code)} changed since it was captured"
+        return NOT_CAPTURED
+
+    # -- torch's own compiler arrives
+
+    def join_compiler(self) -> None:
+        """Give torch's recompile logic what it expects of entries that we installed."""
+        with self.lock:
+            for code, rows in self._installed.values():
+                for manager, transformed in rows:
+                    self._introduce(code, manager, transformed)
+            for (_, name), (scope, value, spec) in list(self._globals.items()):
+                # Guards and bytecode reach torch._dynamo through these names.
+                if spec[0] == "mod" and scope.get(name) is value:
+                    scope[name] = importlib.import_module(spec[1])
+                    self._globals[id(scope), name] = (scope, scope[name], spec)
+            for server in self.servers:
+                server.forget()
+
+    def _introduce(self, code: types.CodeType, manager: Any, transformed: types.CodeType) -> None:
+        real = torch_api.compiler()
+        real.orig_code_map[transformed] = code
+        manager.introduce(real)
+
+    def coverage(self, loaded: Loaded) -> tuple[list[str], list[str]]:
+        """Names of the frames of *loaded* that were served, and of those that were not."""
+        counts: collections.Counter[int] = collections.Counter()
+        for server in self.servers:
+            counts.update(server.served)
+        served = [e.record["name"] for e in loaded.frames if counts[e.number]]
+        rest = [e.record["name"] for e in loaded.frames if not counts[e.number]]
+        return served, rest
+
+
+_runtime: Runtime | None = None
+
+
+def runtime() -> Runtime:
+    """The runtime of this process; made on first use."""
+    global _runtime
+    if _runtime is None:
+        _runtime = Runtime()
+    return _runtime
+

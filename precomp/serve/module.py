@@ -1,0 +1,77 @@
+"""``module`` record -> the function that runs a compiled graph (docs/internals.md, section 4.4)."""
+
+from __future__ import annotations
+
+import builtins
+import marshal
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch
+
+from precomp import _core, operators, torch_api
+
+#: Raised by ``load`` when an operator is missing or differs from the captured one.
+StaleModule = _core.Stale
+
+# Code of modules runs below the frame evaluator; neither it nor what it calls is to be looked at.
+_NAME = "precomp.module"
+
+
+def load(record: dict[str, Any], kernel: Callable[[str], Callable[..., Any]]) -> Callable[..., Any]:
+    """The ``call`` of a frozen module: takes a list of inputs, empties it, returns a tuple.
+
+    *kernel* gives the function of a kernel by its digest (``KernelTable``). Raises ``_core.Stale``
+    when an operator that the module calls is missing or has changed since capture. Constants are
+    made anew and live as long as the function.
+    """
+    torch_api.serve()
+    _check_operators(record["ops"])
+    namespace: dict[str, Any] = {"__builtins__": builtins, "__name__": _NAME}
+    for name, encoded in record["extern"]:
+        namespace[name] = _core.decode(encoded)
+    for name, digest in record["kernels"]:
+        namespace[name] = kernel(digest)
+    for name, *description in record["constants"]:
+        namespace[name] = _constant(*description)
+    code = marshal.loads(record["code"])
+    _skip(code)
+    exec(code, namespace)
+    return namespace["call"]
+
+
+def _check_operators(described: tuple[operators.Description, ...]) -> None:
+    for qualname, schema, roles in described:
+        operator, _, overload = qualname.partition(".")
+        namespace, _, name = operator.partition("::")
+        try:
+            _, found, found_roles = operators.describe(namespace, name, overload)
+        except LookupError:
+            raise _core.Stale(
+                f"operator {qualname} is not registered: import the module that defines it first"
+            ) from None
+        if found != schema:
+            raise _core.Stale(f"operator {qualname}: its schema was {schema!r}, now {found!r}")
+        if found_roles != roles:
+            before, now = dict(roles), dict(found_roles)
+            changed = [role for role in {**before, **now} if before.get(role) != now.get(role)]
+            raise _core.Stale(f"operator {qualname}: changed since capture: {', '.join(changed)}")
+
+
+def _constant(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], data: bytes) -> Any:
+    """A tensor in memory of torch's own allocator, aligned as the captured one was."""
+    flat = torch.empty(len(data), dtype=torch.uint8)
+    if data:
+        flat.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    return flat.view(getattr(torch, dtype)).as_strided(shape, strides)
+
+
+def _skip(code: CodeType) -> None:
+    """Keep the frame evaluator off the code of a module and off all that it calls."""
+    names = torch_api.serve()
+    skip = names.FrameExecStrategy(names.FrameAction.SKIP, names.FrameAction.SKIP)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names.set_code_exec_strategy(constant, skip)
+            _skip(constant)

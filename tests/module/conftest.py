@@ -1,0 +1,87 @@
+"""Fixtures: one cold capture of all programs, and processes that know nothing of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def python_path() -> str:
+    import precomp
+
+    root = str(Path(precomp.__file__).parents[1])
+    return os.pathsep.join([str(HERE), root, os.environ.get("PYTHONPATH", "")])
+
+
+def run_python(args, cwd, stdin=None, **environment):
+    """Run Python; returns the last line of its output, read as JSON (None when it printed none)."""
+    done = subprocess.run(
+        [sys.executable, *map(str, args)],
+        cwd=cwd,
+        input=stdin,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = done.stdout.strip().splitlines()
+    return json.loads(lines[-1]) if lines else None
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """Run Python in an empty directory, without PATH, HOME or caches."""
+    for name in ("home", "tmp", "cwd"):
+        (tmp_path / name).mkdir()
+
+    def run(*args, stdin=None, **environment):
+        base = {
+            "PATH": "/nonexistent",
+            "HOME": str(tmp_path / "home"),
+            "TMPDIR": str(tmp_path / "tmp"),
+            "TORCHINDUCTOR_CACHE_DIR": "/nonexistent",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": python_path(),
+        }
+        return run_python(args, tmp_path / "cwd", stdin, **{**base, **environment})
+
+    return run
+
+
+def capture(directory: Path, names, **environment):
+    """Compile *names* (all when empty) cold; returns the path of the capture and its summary."""
+    for name in ("home", "tmp", "cwd"):
+        (directory / name).mkdir(parents=True)
+    out = directory / "captured.pt"
+    base = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(directory / "home"),
+        "TMPDIR": str(directory / "tmp"),
+        "TORCHINDUCTOR_CACHE_DIR": str(directory / "cache"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "2",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": python_path(),
+    }
+    args = [HERE / "captured.py", out, *names]
+    return out, run_python(args, directory / "cwd", None, **{**base, **environment})
+
+
+@pytest.fixture(scope="session")
+def captured(tmp_path_factory):
+    return capture(tmp_path_factory.mktemp("captured"), ())
+
+
+@pytest.fixture
+def capture_again(tmp_path):
+    def again(names, **environment):
+        return capture(tmp_path / "another" / "place", names, **environment)
+
+    return again
