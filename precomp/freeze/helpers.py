@@ -20,7 +20,6 @@ Records (plain data, docs/standin.md section 4):
 """
 
 from __future__ import annotations
-
 import __future__
 
 import ast

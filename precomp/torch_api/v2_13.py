@@ -31,7 +31,6 @@ SERVE: dict[str, str] = {
     ),
     "dict_version": "torch._C._dynamo.guards:dict_version",
     "DispatchKeySet": "torch._C:DispatchKeySet",
-    "ForceDispatchKeyGuard": "torch._C:_ForceDispatchKeyGuard",
     "DisableTorchFunction": "torch._C:DisableTorchFunction",
     "InverseReturnMode": "torch._C._functionalization:InverseReturnMode",
     "device_module": "torch.utils._device:",
@@ -59,7 +58,6 @@ SERVE: dict[str, str] = {
     "aten_unsafe_view": "torch:ops.aten._unsafe_view.default",
     "functionalization": "torch._C._functionalization",
     "apply_view_meta_sequence": "torch._C._functionalization:apply_view_meta_sequence",
-    "InverseReturnMode": "torch._C._functionalization:InverseReturnMode",
     "view_as_real": "torch:view_as_real",
     "view_as_complex": "torch:view_as_complex",
     "empty_strided": "torch:empty_strided",
@@ -72,7 +70,6 @@ SERVE: dict[str, str] = {
     "get_schema": "torch._C:_get_schema",
     # stand-in
     "get_eval_frame_callback": "torch._C._dynamo.eval_frame:get_eval_frame_callback",
-    "RootGuardManager": "torch._C._dynamo.guards:RootGuardManager",
     "add_safe_globals": "torch.serialization:add_safe_globals",
     "remove_safe_globals": "torch._weights_only_unpickler:_remove_safe_globals",
     "disable_dynamo": "torch._compile:_disable_dynamo",
@@ -85,7 +82,11 @@ SERVE: dict[str, str] = {
 COMPILER: dict[str, str] = {
     "CatchErrorsWrapper": "torch._dynamo.convert_frame:CatchErrorsWrapper",
     "InductorWrapper": "torch:_TorchCompileInductorWrapper",
+    "GuardManagerWrapper": "torch._dynamo.guards:GuardManagerWrapper",
     "OptimizedModule": "torch._dynamo.eval_frame:OptimizedModule",
+    "OrderedSet": "torch.utils._ordered_set:OrderedSet",
+    "closure_vars": "torch._dynamo.guards:_get_closure_vars",
+    "default_backend": "torch._dynamo.backends.registry:get_default_backend",
     "optimize": "torch._dynamo:optimize",
     "orig_code_map": "torch._dynamo.utils:orig_code_map",
 }
@@ -141,7 +142,6 @@ CAPTURE: dict[str, str] = {
     "partition_wrapper": "torch._inductor.utils:_unstable_customized_partition_wrapper",
     "dynamo_config": "torch._dynamo.config",
     # module and kernel
-    "CompiledFxGraph": "torch._inductor.output_code:CompiledFxGraph",
     "extern_kernels": "torch._inductor.select_algorithm:extern_kernels",
     "OpOverload": "torch._ops:OpOverload",
     "OpOverloadPacket": "torch._ops:OpOverloadPacket",
