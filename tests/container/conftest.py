@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -62,3 +63,23 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return done
 
     return run_script
+
+
+@pytest.fixture(scope="session")
+def compiler() -> str:
+    """A C compiler; building precomp needs one, using it does not."""
+    found = shutil.which("gcc") or shutil.which("cc")
+    if found is None:
+        pytest.skip("no C compiler")
+    return found
+
+
+@pytest.fixture(scope="session")
+def shim(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The preloadable library of shim.c."""
+    out = tmp_path_factory.mktemp("shim") / "shim.so"
+    subprocess.run(
+        [compiler, "-O1", "-shared", "-fPIC", "-o", str(out), str(HERE / "shim.c"), "-ldl"],
+        check=True,
+    )
+    return str(out)
