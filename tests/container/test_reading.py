@@ -266,8 +266,8 @@ def refused(error, act, *args, **kwargs):
 
 def once():
     with _core.Artifact("a") as artifact:
-        artifact.digest, artifact.environment, artifact.entries, artifact.fingerprint, repr(artifact)
-        artifact.path, artifact.closed
+        artifact.digest, artifact.environment, artifact.entries, artifact.fingerprint
+        artifact.path, artifact.closed, repr(artifact)
         artifact.load_all(), artifact.load_all(["frame"]), artifact.load_all(threads=2)
         artifact.verify()
         artifact.read(artifact.entries[0][2])
@@ -367,7 +367,9 @@ def test_the_module_exports_only_its_init_function(run):
         struct.unpack_from("<Q", data, 40)[0],
         *struct.unpack_from("<HH", data, 58),
     )
-    sections = [struct.unpack_from("<IIQQQQIIQQ", data, shoff + i * shentsize) for i in range(shnum)]
+    sections = [
+        struct.unpack_from("<IIQQQQIIQQ", data, shoff + i * shentsize) for i in range(shnum)
+    ]
     for section in sections:
         if section[1] != 11:  # SHT_DYNSYM
             continue
@@ -389,5 +391,3 @@ _core.write_artifact("a", {}, [("kernel", "k", b"a")])
 sys.kept = _core.Artifact("a")
 """
     )
-
-

@@ -105,7 +105,10 @@ def test_debug_information_and_build_id_are_gone(build):
     assert struct.unpack_from("<Q", stripped, 40) == (0,)
     assert struct.unpack_from("<HH", stripped, 60) == (0, 0)
     end = 0
-    offset, count = struct.unpack_from("<Q", stripped, 32)[0], struct.unpack_from("<H", stripped, 56)[0]
+    offset, count = (
+        struct.unpack_from("<Q", stripped, 32)[0],
+        struct.unpack_from("<H", stripped, 56)[0],
+    )
     for i in range(count):
         start, size = struct.unpack_from("<8xQ16xQ", stripped, offset + 56 * i)
         end = max(end, start + size)
@@ -136,7 +139,9 @@ def header(**changes: int) -> bytes:
         "<4sBBB9xHHIQQQIHHHHHH", b"\x7fELF", f["class_"], f["data"], 1, f["type_"], 62, 1,
         0, f["phoff"], 999, 0, 64, f["phentsize"], f["phnum"], 64, 3, 2,
     )  # fmt: skip
-    image += struct.pack("<IIQQQQQQ", f["type0"], 5, f["offset0"], 0, 0, f["filesz0"], f["memsz0"], 4096)
+    image += struct.pack(
+        "<IIQQQQQQ", f["type0"], 5, f["offset0"], 0, 0, f["filesz0"], f["memsz0"], 4096
+    )
     image += struct.pack(
         "<IIQQQQQQ", f["type1"], 4, f["offset1"], 0, 0, f["filesz1"], f["memsz1"], f["align1"]
     )
@@ -210,7 +215,9 @@ def test_damaged_headers_never_crash(image):
     for _ in range(3000):
         damaged = bytearray(image[:20000])
         for _ in range(chance.choice([1, 1, 2, 8])):
-            damaged[chance.randrange(900)] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)])
+            damaged[chance.randrange(900)] = chance.choice(
+                [0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)]
+            )
         try:
             stripped = _core.strip_shared_object(damaged)
         except ArtifactCorruptError:

@@ -27,7 +27,11 @@ ARGUMENT_FAULTS = {
     "entries None": (({}, None), TypeError, "iterable"),
     "entry short": (({}, [("frame", b"")]), TypeError, r"entries\[0\]: expected \(kind, name"),
     "entry list": (({}, [["frame", "f", b""]]), TypeError, r"entries\[0\]: expected \(kind, name"),
-    "data str": (({}, [("frame", "f", "text")]), TypeError, r"entries\[0\]: expected bytes, got str"),
+    "data str": (
+        ({}, [("frame", "f", "text")]),
+        TypeError,
+        r"entries\[0\]: expected bytes, got str",
+    ),
     "data bytearray": (({}, [("frame", "f", bytearray())]), TypeError, "expected bytes, got bytea"),
     "kind bytes": (({}, [(b"frame", "f", b"")]), TypeError, "kind: expected str, got bytes"),
     "kind upper": (({}, [("Frame", "f", b"")]), ValueError, "entry 0: kind: expected a lower-case"),
@@ -174,14 +178,23 @@ def test_every_failing_system_call_leaves_nothing_behind(run, shim, call, code, 
     assert int(done.stdout) >= least
 
 
-@pytest.mark.parametrize(("call", "code"), [("write", "EINTR"), ("getrandom", "EINTR"), ("open", "EINTR"), ("fsync", "EINTR")])
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [("write", "EINTR"), ("getrandom", "EINTR"), ("open", "EINTR"), ("fsync", "EINTR")],
+)
 def test_interrupted_calls_are_repeated(run, shim, call, code):
     script = FAIL.replace("failed += 1", "raise")
     run(script, call, code, "old", env={"LD_PRELOAD": shim})
 
 
 def test_short_writes_are_continued(run, shim):
-    run(FAIL.replace("getattr(errno, sys.argv[2])", "0"), "write", "", "old", env={"LD_PRELOAD": shim})
+    run(
+        FAIL.replace("getattr(errno, sys.argv[2])", "0"),
+        "write",
+        "",
+        "old",
+        env={"LD_PRELOAD": shim},
+    )
 
 
 def test_a_full_disk_leaves_nothing_behind(run):
@@ -204,7 +217,10 @@ assert os.listdir() == []
 WRITE_FOREVER = """
 import random, sys
 from precomp import _core
-contents = [[("kernel", str(i), random.Random(10 * n + i).randbytes(3_000_000)) for i in range(8)] for n in range(2)]
+contents = [
+    [("kernel", str(i), random.Random(10 * n + i).randbytes(3_000_000)) for i in range(8)]
+    for n in range(2)
+]
 print("ready", flush=True)
 while True:
     for entries in contents:
@@ -293,7 +309,8 @@ def during(call, act):
     shim.shim_disarm()
 
 def write():
-    _core.write_artifact("a", {}, [("kernel", str(i), bytes([i]) * 10_000_000) for i in range(7)], 0)
+    entries = [("kernel", str(i), bytes([i]) * 10_000_000) for i in range(7)]
+    _core.write_artifact("a", {}, entries, 0)
 
 during(b"write", write)
 during(b"fsync", write)
