@@ -126,7 +126,7 @@ def test_a_directory_without_permission_is_left_alone(tmp_path):
 FAIL = """
 import ctypes, errno, hashlib, os, random, sys
 from precomp import _core
-shim = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[0])
+shim = ctypes.CDLL(os.environ["SHIM"])
 name, code = sys.argv[1], getattr(errno, sys.argv[2])
 old, new = [("kernel", "k", b"old")], [("kernel", str(i), random.randbytes(3000)) for i in range(9)]
 _core.write_artifact("a.precomp", {}, old)
@@ -174,7 +174,7 @@ print(failed)
     ],
 )
 def test_every_failing_system_call_leaves_nothing_behind(run, shim, call, code, least, kept):
-    done = run(FAIL, call, code, kept, env={"LD_PRELOAD": shim})
+    done = run(FAIL, call, code, kept, env=shim)
     assert int(done.stdout) >= least
 
 
@@ -184,7 +184,7 @@ def test_every_failing_system_call_leaves_nothing_behind(run, shim, call, code, 
 )
 def test_interrupted_calls_are_repeated(run, shim, call, code):
     script = FAIL.replace("failed += 1", "raise")
-    run(script, call, code, "old", env={"LD_PRELOAD": shim})
+    run(script, call, code, "old", env=shim)
 
 
 def test_short_writes_are_continued(run, shim):
@@ -193,7 +193,7 @@ def test_short_writes_are_continued(run, shim):
         "write",
         "",
         "old",
-        env={"LD_PRELOAD": shim},
+        env=shim,
     )
 
 
@@ -294,7 +294,7 @@ def test_the_gil_is_released_while_writing_and_while_reading(run, shim):
         """
 import ctypes, os, threading
 from precomp import _core
-shim = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[0])
+shim = ctypes.CDLL(os.environ["SHIM"])
 
 def during(call, act):
     go_read, go_write = os.pipe()
@@ -321,5 +321,5 @@ during(b"pread", artifact.verify)
 during(b"pread", artifact.load_all)
 during(b"pread", lambda: artifact.read(artifact.entries[0][2]))
 """,
-        env={"LD_PRELOAD": shim},
+        env=shim,
     )
