@@ -25,7 +25,8 @@
 
 static const char *context = "";
 
-static _Atomic long left = -1;
+static _Atomic long left = -1; /* allocations until one fails */
+static _Atomic long live = 0;  /* allocations that were not freed */
 
 #ifdef PLAIN_MALLOC /* under a sanitizer, which has an allocator of its own */
 static const bool can_fail = false;
@@ -36,7 +37,8 @@ static const bool can_fail = true;
 extern void *__libc_malloc(size_t size);
 extern void *__libc_calloc(size_t count, size_t size);
 extern void *__libc_realloc(void *memory, size_t size);
-#define real_malloc __libc_malloc
+extern void __libc_free(void *memory);
+#define real_malloc unfailing_malloc
 
 static bool
 refuse(void)
@@ -44,22 +46,46 @@ refuse(void)
     return atomic_load(&left) >= 0 && atomic_fetch_sub(&left, 1) == 0;
 }
 
+static void *
+counted(void *memory)
+{
+    atomic_fetch_add(&live, memory != NULL);
+    return memory;
+}
+
+static void *
+unfailing_malloc(size_t size)
+{
+    return counted(__libc_malloc(size));
+}
+
 void *
 malloc(size_t size)
 {
-    return refuse() ? NULL : __libc_malloc(size);
+    return refuse() ? NULL : counted(__libc_malloc(size));
 }
 
 void *
 calloc(size_t count, size_t size)
 {
-    return refuse() ? NULL : __libc_calloc(count, size);
+    return refuse() ? NULL : counted(__libc_calloc(count, size));
 }
 
 void *
 realloc(void *memory, size_t size)
 {
-    return refuse() ? NULL : __libc_realloc(memory, size);
+    if (refuse()) {
+        return NULL;
+    }
+    void *moved = __libc_realloc(memory, size);
+    return memory == NULL ? counted(moved) : moved;
+}
+
+void
+free(void *memory)
+{
+    atomic_fetch_sub(&live, memory != NULL);
+    __libc_free(memory);
 }
 #endif
 
@@ -196,8 +222,13 @@ main(int argc, char **argv)
     compare_sha256();
     run_pool();
     (void)snprintf(path, sizeof(path), "%s/core_test.precomp", argv[1]);
-    fail_at_each("write", write_some, 20);
-    fail_at_each("read", read_some, 20);
+    long before = 0;
+    for (int round = 0; round < 3; round++) {
+        before = atomic_load(&live);
+        fail_at_each("write", write_some, 20);
+        fail_at_each("read", read_some, 20);
+    }
+    CHECK(atomic_load(&live) == before);
     CHECK(pc_realloc_array(NULL, (size_t)-1, 2) == NULL);
     return unlink(path);
 }
