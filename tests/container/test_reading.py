@@ -306,7 +306,8 @@ for _ in range(6):
     for _ in range(20):
         once()
     counts.append(blocks())
-assert counts[-1] - counts[1] < 15, counts
+# A leak of one object per call shows in every round; what the interpreter caches does not.
+assert min(b - a for a, b in zip(counts, counts[1:])) < 10, counts
 assert sys.getrefcount(_core.Artifact) - references < 3
 """
 
