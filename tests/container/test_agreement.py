@@ -11,8 +11,8 @@ from precomp import _core
 from precomp.errors import ArtifactCorruptError, ArtifactVersionError
 
 PIECES = [
-    *rb"""0 1 - . e1 9007199254740992 9007199254740993 " \ \u0000 \ud83d\ude00 \ud83d { } [ ] , : null
-    true "x": [] {} [[[[[[[[ ]]]]]]""".split(),
+    *rb"""0 1 - . e1 9007199254740992 9007199254740993 " \ \u0000 \ud83d\ude00 \ud83d { } [ ] , :
+    null true "x": [] {} [[[[[[[[ ]]]]]]""".split(),
     *(b" ", b"\n", b"\0", b"\x7f", b"\xc3\xa9", b"\xff", b"\xed\xa0\x80"),
 ]
 VALUES = [
