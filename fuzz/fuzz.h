@@ -10,12 +10,12 @@
 /* The entry point that libFuzzer and replay.c call. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-#define FUZZ_CHECK(condition)                                                      \
-    do {                                                                           \
-        if (!(condition)) {                                                        \
+#define FUZZ_CHECK(condition)                                                       \
+    do {                                                                            \
+        if (!(condition)) {                                                         \
             fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
-            abort();                                                               \
-        }                                                                          \
+            abort();                                                                \
+        }                                                                           \
     } while (0)
 
 #endif

@@ -11,11 +11,11 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-static char armed[32];           /* name of the function, or empty */
-static _Atomic int left;         /* calls until it happens */
-static int failure;              /* errno; 0: a short count; -1: wait */
-static int wait_fd = -1;         /* read before the call goes on */
-static int tell_fd = -1;         /* written when the call was reached */
+static char armed[32];   /* name of the function, or empty */
+static _Atomic int left; /* calls until it happens */
+static int failure;      /* errno; 0: a short count; -1: wait */
+static int wait_fd = -1; /* read before the call goes on */
+static int tell_fd = -1; /* written when the call was reached */
 static _Atomic int hits;
 
 void shim_arm(const char *name, int nth, int how);

@@ -58,6 +58,11 @@ def test_open_describes_the_file(tmp_path):
         artifact.entries[0].name = "g"
 
 
+def test_only_open_makes_artifacts(tmp_path):
+    with pytest.raises(TypeError, match=r"use Artifact\.open"):
+        Artifact(write(tmp_path / "a"))
+
+
 def test_an_artifact_without_entries(tmp_path):
     artifact = Artifact.open(write(tmp_path / "a", [], {}))
     assert artifact.entries == () and artifact.verify().load_all() == {}
