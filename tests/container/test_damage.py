@@ -412,14 +412,24 @@ def test_files_that_cannot_be_read_are_os_errors(tmp_path):
         _core.Artifact(3)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_a_file_without_permission_is_a_permission_error(tmp_path):
-    path = tmp_path / "a.precomp"
-    _core.write_artifact(path, {}, [])
-    path.chmod(0)
-    with pytest.raises(PermissionError) as caught:
-        _core.Artifact(path)
-    assert caught.value.filename == str(path)
+def test_a_file_without_permission_is_a_permission_error(run, tmp_path):
+    _core.write_artifact(tmp_path / "a.precomp", {}, [])
+    tmp_path.chmod(0o755)
+    (tmp_path / "a.precomp").chmod(0)
+    run(
+        """
+import os
+from precomp import _core
+if os.geteuid() == 0:  # root may read every file
+    os.setuid(65534)
+try:
+    _core.Artifact("a.precomp")
+except PermissionError as error:
+    assert error.filename == "a.precomp"
+else:
+    raise AssertionError
+"""
+    )
 
 
 def test_what_is_no_regular_file_is_refused_and_does_not_block(tmp_path):

@@ -114,13 +114,27 @@ def test_a_path_that_cannot_be_written_is_an_os_error(tmp_path, monkeypatch, pat
     assert sorted(os.listdir()) == before
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_without_permission_is_left_alone(tmp_path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(PermissionError):
-        _core.write_artifact(tmp_path / "a", {}, [])
-    tmp_path.chmod(0o700)
-    assert list(tmp_path.iterdir()) == []
+def test_a_directory_without_permission_is_left_alone(run, tmp_path):
+    (tmp_path / "kept.precomp").write_bytes(b"kept")
+    tmp_path.chmod(0o555)
+    run(
+        """
+import os
+from precomp import _core
+if os.geteuid() == 0:  # root may write everywhere
+    os.setuid(65534)
+for path in ("a.precomp", "kept.precomp"):
+    try:
+        _core.write_artifact(path, {}, [("kernel", "k", b"a")])
+    except PermissionError as error:
+        assert error.filename == path
+    else:
+        raise AssertionError
+"""
+    )
+    tmp_path.chmod(0o755)
+    assert os.listdir(tmp_path) == ["kept.precomp"]
+    assert (tmp_path / "kept.precomp").read_bytes() == b"kept"
 
 
 FAIL = """
