@@ -112,7 +112,7 @@ class FrameRecorder:
         self._inlined: list[dict[types.CodeType, None]] = []
 
     def install(self, patch: Patch) -> None:
-        """Start listening; *patch(owner, name, new)* replaces an attribute until the capture ends."""
+        """Start listening; *patch(owner, name, new)* replaces an attribute while capturing."""
         api = capture_api()
         recorder = self
         convert = api.CatchErrorsWrapper.__call__
