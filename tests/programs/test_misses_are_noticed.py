@@ -118,7 +118,11 @@ def test_original_is_served_again_afterwards(trials, change):
 
 
 def test_reason_names_the_users_line(trials):
-    assert "script.py:" in trials["results"]["dtype"]["where"]
+    """Where the function starts that would be compiled."""
+    code = (PROGRAMS / "programs.py").read_text().splitlines()
+    file, _, line = trials["results"]["dtype"]["where"].rpartition(":")
+    assert file.endswith("programs.py")
+    assert "def forward" in code[int(line) - 1]
 
 
 def test_unknown_function_is_noticed(trials):

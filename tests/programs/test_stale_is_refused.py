@@ -16,8 +16,6 @@ MODULES = {
         from shop.constants import RATE
 
         OFFSET = 0.25
-        TABLE = {"relu": lambda t: t.relu() + 0.125}
-
         def traced(function):
             @functools.wraps(function)
             def wrapper(*args, **kwargs):
@@ -44,11 +42,16 @@ MODULES = {
         def rated(t):
             return t * RATE
     """,
+    "shop/table.py": """
+        # No name leads to this function: its file stands for it.
+        TABLE = {"relu": lambda t: t.relu() + 0.125}
+    """,
     "shop/model.py": """
         import torch
         from torch import nn
 
         from shop import helpers
+        from shop.table import TABLE
 
         SCALE = 1.5
 
@@ -81,7 +84,7 @@ MODULES = {
             def forward(self, x):
                 h = self.linear(x) * SCALE * self.gain
                 h = helpers.halve(h) + helpers.total(torch.cat([h, h]))
-                h = helpers.TABLE["relu"](h) + helpers.decorated(h) + helpers.scaled(h)
+                h = TABLE["relu"](h) + helpers.decorated(h) + helpers.scaled(h)
                 h = self.method(self.shift(self.stretch(self.inherited(h))))
                 return helpers.rated(h) + 31
     """,
@@ -124,7 +127,7 @@ EDITS = {
     "property": ("model.py", "in_features * 0.5", "in_features * 0.75", ("gain",)),
     "function of another module": ("helpers.py", "t * by +", "t / by +", ("halve",)),
     "comprehension": ("helpers.py", "sin() * 2 for", "sin() * 3 for", ("total",)),
-    "function in a table": ("helpers.py", "relu() + 0.125", "relu() + 0.25", ("helpers",)),
+    "function in a table": ("table.py", "relu() + 0.125", "relu() + 0.25", ("shop.table",)),
     "decorated function": ("helpers.py", "cos() * 7", "cos() * 8", ("decorated",)),
     "wrapper of a decorator": ("helpers.py", "+ 0.0625", "+ 0.03", ("wrapper",)),
     "closure": ("helpers.py", "factor + 11", "factor + 12", ("inner",)),
