@@ -56,7 +56,7 @@ class Converted:
     guard_manager: Any
     f_globals: dict[str, Any]
     backend: dict[str, Any]
-    inlined: list[types.CodeType]
+    inlined: dict[types.CodeType, str | None]  # inlined code -> module of its globals
     problems: list[str]
 
 
@@ -109,7 +109,7 @@ class FrameRecorder:
         # (id of the module dict, name) -> what was installed there
         self.installed: dict[tuple[int, str], Installed] = {}
         self.scopes: dict[int, dict[str, Any]] = {}
-        self._inlined: list[dict[types.CodeType, None]] = []
+        self._inlined: list[dict[types.CodeType, str | None]] = []
 
     def install(self, patch: Patch) -> None:
         """Start listening; *patch(owner, name, new)* replaces an attribute while capturing."""
@@ -127,7 +127,7 @@ class FrameRecorder:
                 raise
             finally:
                 inlined = recorder._inlined.pop()
-            recorder._record(wrapper, frame, result, list(inlined))
+            recorder._record(wrapper, frame, result, inlined)
             return result
 
         patch(api.CatchErrorsWrapper, "__call__", call)
@@ -138,7 +138,8 @@ class FrameRecorder:
         def inline_init(translator: Any, *args: Any, **kwargs: Any) -> None:
             inline(translator, *args, **kwargs)
             if recorder._inlined:
-                recorder._inlined[-1][translator.f_code] = None
+                module = translator.f_globals.get("__name__")
+                recorder._inlined[-1][translator.f_code] = module
 
         patch(api.InliningInstructionTranslator, "__init__", inline_init)
 
@@ -179,7 +180,9 @@ class FrameRecorder:
         self.scopes[id(scope)] = scope
         self.installed[id(scope), name] = entry
 
-    def _record(self, wrapper: Any, frame: Any, result: Any, inlined: list[types.CodeType]) -> None:
+    def _record(
+        self, wrapper: Any, frame: Any, result: Any, inlined: dict[types.CodeType, str | None]
+    ) -> None:
         if result.guarded_code is None:
             strategy = result.frame_exec_strategy
             self.skipped.append(
@@ -395,23 +398,23 @@ class FrameFreezer:
         inlined = set()
         files = set()
         own = nested_code(frame.original)
-        for code in frame.inlined:
+        for code, module in frame.inlined.items():
             filename = code.co_filename
             if fixed_by_version(filename) or code in own:
                 continue
             if RESUME in code.co_name:
                 continue
-            place = codepath.find(code, frame.f_globals.get("__name__"))
+            place = codepath.find(code, module)
             if place is not None:
                 inlined.add((place[0], place[1], _core.code_digest(code)))
                 continue
-            module = _module_of_file(filename)
-            if module is None:
+            holder = _module_of_file(filename)
+            if holder is None:
                 raise Unsupported(
                     f"inlined function {qualname(code)} cannot be found again: "
                     "no module holds it and it has no source file"
                 )
-            files.add((module, file_digest(filename)))
+            files.add((holder, file_digest(filename)))
         return tuple(sorted(inlined)), tuple(sorted(files))
 
     def helpers(self) -> set[tuple[str, str]]:
