@@ -207,6 +207,74 @@ done:
     return object;
 }
 
+/* A twin stands for a function that the version of torch fixes: no digest. */
+static int
+is_twinned(decoder *self, PyObject *module)
+{
+    return self->twins != NULL && PyDict_GET_SIZE(self->twins) > 0 &&
+           is_compiler_module(module);
+}
+
+PyObject *
+codec_kind_of(PyObject *object)
+{
+    static const char *const names[] = {"__module__", "__qualname__"};
+    PyObject *parts[2] = {NULL, NULL}; /* owned */
+    PyObject *result = NULL;           /* owned, returned */
+    for (int i = 0; i < 2; i++) {
+        parts[i] = PyObject_GetAttrString(object, names[i]);
+        if (parts[i] == NULL && !PyErr_ExceptionMatches(PyExc_AttributeError)) {
+            goto done;
+        }
+        PyErr_Clear();
+        if (parts[i] != NULL && !PyUnicode_Check(parts[i])) {
+            Py_CLEAR(parts[i]);
+        }
+        if (parts[i] == NULL) {
+            parts[i] = PyUnicode_FromStringAndSize(NULL, 0);
+        }
+        if (parts[i] == NULL) {
+            goto done;
+        }
+    }
+    result = PyUnicode_FromFormat("%s %U.%U", Py_TYPE(object)->tp_name, parts[0], parts[1]);
+done:
+    Py_XDECREF(parts[0]);
+    Py_XDECREF(parts[1]);
+    return result;
+}
+
+/* The object at a path, which must be what it was: of the same type and with the
+   same name of its own. A name that was bound to something else is stale. */
+static PyObject *
+decode_path(decoder *self, PyObject *encoded)
+{
+    PyObject *object = NULL; /* owned, returned */
+    PyObject *kind = NULL;   /* owned */
+    if (!has_shape(encoded, "sss")) {
+        return NULL;
+    }
+    PyObject *module = PyTuple_GET_ITEM(encoded, 1);   /* borrowed */
+    PyObject *qualname = PyTuple_GET_ITEM(encoded, 2); /* borrowed */
+    object = find_object(self, module, qualname);
+    if (object == NULL || is_twinned(self, module)) {
+        return object;
+    }
+    kind = codec_kind_of(object);
+    if (kind == NULL) {
+        Py_CLEAR(object);
+    }
+    else if (PyUnicode_Compare(kind, PyTuple_GET_ITEM(encoded, 3)) != 0) {
+        if (!PyErr_Occurred()) {
+            codec_stale(self->state, "%U.%U was %U, is %U now", module, qualname,
+                        PyTuple_GET_ITEM(encoded, 3), kind);
+        }
+        Py_CLEAR(object);
+    }
+    Py_XDECREF(kind);
+    return object;
+}
+
 /* ---- code by steps ------------------------------------------------------ */
 
 /* New reference to *name* of a module or class, from __dict__ only (along the
@@ -369,14 +437,6 @@ check_digest(decoder *self, PyObject *code, PyObject *digest, PyObject *module)
     return result;
 }
 
-/* A twin stands for a function that the version of torch fixes: no digest. */
-static int
-is_twinned(decoder *self, PyObject *module)
-{
-    return self->twins != NULL && PyDict_GET_SIZE(self->twins) > 0 &&
-           is_compiler_module(module);
-}
-
 static PyObject *
 decode_code_path(decoder *self, PyObject *encoded)
 {
@@ -410,7 +470,8 @@ decode_function(decoder *self, PyObject *encoded)
         codec_stale(self->state, "%U.%U is no function any more", module, qualname);
         Py_CLEAR(function);
     }
-    else if (check_digest(self, PyFunction_GET_CODE(function),
+    else if (!is_twinned(self, module) &&
+             check_digest(self, PyFunction_GET_CODE(function),
                           PyTuple_GET_ITEM(encoded, 3), module) < 0) {
         Py_CLEAR(function);
     }
@@ -722,7 +783,11 @@ decode_enum(decoder *self, PyObject *encoded)
         return NULL;
     }
     found = PyObject_GetItem(type, PyTuple_GET_ITEM(encoded, 2));
-    if (found == NULL) {
+    if (found == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear();
+        codec_stale(self->state, "%R is no enum any more", type);
+    }
+    else if (found == NULL) {
         stale_from_error(self->state, "%R has no member %U any more", type,
                          PyTuple_GET_ITEM(encoded, 2));
     }
@@ -881,9 +946,7 @@ decode_identity(decoder *self, uint32_t tag, PyObject *encoded)
 {
     switch (tag) {
         case TAG1('P'):
-            return has_shape(encoded, "ss") ? find_object(self, PyTuple_GET_ITEM(encoded, 1),
-                                                          PyTuple_GET_ITEM(encoded, 2))
-                                            : NULL;
+            return decode_path(self, encoded);
         case TAG2('P', 'F'):
             return decode_function(self, encoded);
         case TAG1('C'):
@@ -1161,7 +1224,19 @@ core_code_at(PyObject *module, PyObject *args, PyObject *kwargs)
     return find_code(&self, name, steps);
 }
 
+PyDoc_STRVAR(core_kind_of_doc,
+             "kind_of(object, /)\n--\n\n"
+             "Type and own name of an object, as text: what the tag 'P' compares.");
+
+static PyObject *
+core_kind_of(PyObject *module, PyObject *object)
+{
+    (void)module;
+    return codec_kind_of(object);
+}
+
 static PyMethodDef codec_methods[] = {
+    {"kind_of", core_kind_of, METH_O, core_kind_of_doc},
     {"decode", PC_METHOD(core_decode_function), METH_VARARGS | METH_KEYWORDS,
      core_decode_doc},
     {"decode_code", PC_METHOD(core_decode_code), METH_VARARGS | METH_KEYWORDS,

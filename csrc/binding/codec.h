@@ -16,6 +16,10 @@ PyObject *codec_decode(core_state *state, PyObject *encoded, PyObject *twins,
 /* The sha256 (hex str) of *code*. Returns a new reference or NULL. */
 PyObject *codec_code_digest(PyObject *code);
 
+/* Type and own name of *object* as a str: what tag P compares. Returns a new
+   reference or NULL. */
+PyObject *codec_kind_of(PyObject *object);
+
 /* Raises _core.Stale(message). Always returns NULL. */
 PyObject *codec_stale(core_state *state, const char *format, ...);
 
