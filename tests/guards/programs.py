@@ -598,6 +598,7 @@ def overlap() -> Program:
             "same": lambda: (base[0:4], base[0:4]),
         },
         backend="aot_eager",
+        dynamic=True,
     )
 
 
