@@ -1,8 +1,8 @@
 """Python functions inside guard trees, rebuilt from data without torch's compiler.
 
 ``precomp.freeze.guards`` writes the encoded functions, this module reads them: both sides of one
-format. Tags (docs/guards.md): ``saved_hooks functorch gfn fn rel at late nodes module mode_at stream
-from_numpy dataclass_fields count subclass_value``.
+format. Tags (docs/guards.md): ``saved_hooks functorch gfn fn rel at late nodes module mode_at
+stream from_numpy dataclass_fields count subclass_value``.
 """
 
 from __future__ import annotations

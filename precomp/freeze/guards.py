@@ -233,7 +233,7 @@ class _Tree:
         return isinstance(self.wrappers[number], torch_api.serve().DictGuardManager)
 
     def source(self, number: int) -> str:
-        return str(self.wrappers[number].get_source()) or "the frame"
+        return "the frame" if number == _ROOT else str(self.wrappers[number].get_source())
 
 
 class GuardRecorder:
@@ -961,7 +961,7 @@ def _compare(tree: _Tree, original: Any, rebuilt: Any) -> None:
     while todo:
         a, b = todo.pop()
         node = tree.numbers.get(id(a), -1)
-        where = str(a.get_source()) or "the root"
+        where = "the frame" if node == _ROOT else str(a.get_source())
         if node < 0:
             raise Unsupported(f"{where}: a guard that was not recorded")
         if type(a) is not type(b) or (
