@@ -18,11 +18,11 @@ import torch
 with warnings.catch_warnings():  # torch deprecates what its own compiler imports
     warnings.simplefilter("ignore")
     import torch._dynamo
-    import torch._inductor.compile_fx  # noqa: F401
     from torch._dynamo.utils import CleanupHook
+    from torch._inductor.compile_fx import compile_fx
 
 from precomp import data
-from precomp.freeze.plan import PlanRecorder
+from precomp.freeze.plan import GraphSource, PlanRecorder
 from precomp.freeze.store import Unsupported
 from precomp.serve import plan as serve_plan
 
@@ -115,7 +115,10 @@ class Twin:
             self.ours = ours
             torch.manual_seed(7)
             calls = self.calls
-            result = scenario(self)
+            with warnings.catch_warnings():
+                if not ours:  # compiling warns
+                    warnings.simplefilter("ignore")
+                result = scenario(self)
             assert self.calls > calls, "no compiled graph ran"
             seen.append((observe(result), torch.get_rng_state().tolist()))
         self.ours = False
@@ -192,3 +195,49 @@ def twin() -> Iterator[Callable[..., Twin]]:
         item.close()
     torch._dynamo.reset()
     gc.collect()
+
+
+@pytest.fixture
+def direct() -> Callable[..., dict[str, Any]]:
+    """``direct(fn, scenario) -> record``: as ``Twin.compare``, past Dynamo.
+
+    Dynamo breaks the graph at some mutations of inputs; torch.fx does not. *fn* returns a tuple and
+    is compiled once, for the inputs of the first call in *scenario*.
+    """
+
+    def run(fn: Callable[..., Any], scenario: Callable[[Any], Any]) -> dict[str, Any]:
+        torch._dynamo.reset()
+        twin = Twin(fn)
+        source = GraphSource("inductor", [])
+        calls: dict[str, Any] = {}
+
+        def compile_first(*args: Any) -> Any:
+            if "torch" not in calls:
+                graph = torch.fx.symbolic_trace(fn)
+                copies = [a.detach().clone().requires_grad_(a.requires_grad) for a in args]
+                with twin.recorder._collecting(source):
+                    calls["torch"] = compile_fx(graph, copies)
+            return calls["torch"](*args)
+
+        try:
+            seen = []
+            for ours in (False, False, True, True):
+                if ours and "ours" not in calls:
+                    graphs: dict[str, Any] = {}
+                    record = twin.recorder.freeze(
+                        source, lambda g: graphs.setdefault(str(id(g)), g) and str(id(g))
+                    )
+                    calls["ours"] = serve_plan.load(
+                        record, lambda digest: graphs[digest].current_callable
+                    )
+                torch.manual_seed(7)
+                with warnings.catch_warnings():
+                    if not ours:
+                        warnings.simplefilter("ignore")
+                    seen.append(observe(scenario(calls["ours"] if ours else compile_first)))
+            assert seen[1] == seen[2] == seen[3]
+            return record
+        finally:
+            twin.close()
+
+    return run
