@@ -161,6 +161,8 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->gate_type);
     Py_VISIT(state->errors);
     Py_VISIT(state->torch);
+    Py_VISIT(state->stale);
+    Py_VISIT(state->examples);
     return 0;
 }
 
@@ -179,6 +181,8 @@ core_clear(PyObject *module)
     Py_CLEAR(state->gate_type);
     Py_CLEAR(state->errors);
     Py_CLEAR(state->torch);
+    Py_CLEAR(state->stale);
+    Py_CLEAR(state->examples);
     return 0;
 }
 

@@ -33,6 +33,11 @@ typedef struct {
     PyObject *torch;
     /* The capture that records, or NULL. Borrowed: it clears this when it leaves. */
     PyObject *active_capture;
+    /* Exception class _core.Stale, owned (codec.c). */
+    PyObject *stale;
+    /* dict: example tensors that guard constructors look at (guard_tape.c);
+       owned, empty until a tape is replayed. */
+    PyObject *examples;
 } core_state;
 
 extern struct PyModuleDef core_module_def;

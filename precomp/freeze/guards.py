@@ -1,0 +1,971 @@
+"""Records how Dynamo builds its C++ guard trees, as data (docs/guards.md).
+
+While a :class:`GuardRecorder` is installed, every call on torch's guard classes that adds to a tree
+is noted with its arguments encoded. ``record_for`` gives the tape of one tree (docs/internals.md,
+section 4.2), or refuses it with every reason: no guard is ever left out silently.
+"""
+
+from __future__ import annotations
+
+import dis
+import re
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from precomp import _core, guard_functions, torch_api
+from precomp.errors import PrecompError
+from precomp.freeze import codepath
+from precomp.freeze.store import Unsupported
+from precomp.freeze.values import (
+    Encoded,
+    Unencodable,
+    describe,
+    encode,
+    encode_code,
+    is_library,
+    sort_encoded,
+)
+
+Patch = Callable[[Any, str, Any], None]
+
+# Managers: the argument that holds the accessor's key (None: no key).
+MANAGERS: dict[str, str | None] = {
+    "framelocals_manager": "key",
+    "globals_dict_manager": "f_globals",
+    "lambda_manager": "python_lambda",
+    "dict_getitem_manager": "key",
+    "getitem_manager": "key",
+    "list_getitem_manager": "key",
+    "tuple_getitem_manager": "key",
+    "set_getitem_manager": "index",
+    "tuple_iterator_getitem_manager": "index",
+    "indexed_manager": "idx",
+    "tensor_property_size_manager": "idx",
+    "tensor_property_stride_manager": "idx",
+    "tensor_property_storage_offset_manager": "idx",
+    "generic_getattr_manager": "attr",
+    "getattr_manager": "attr",
+    "get_key_manager": "index",
+    "get_value_manager": "index",
+    "grad_manager": None,
+    "get_generic_dict_manager": None,
+    "func_defaults_manager": None,
+    "func_kwdefaults_manager": None,
+    "weakref_call_manager": None,
+    "call_function_no_args_manager": None,
+    "type_manager": None,
+    "type_dict_manager": None,
+    "type_mro_manager": None,
+    "code_manager": None,
+    "closure_manager": None,
+}
+
+# Leaves: what each argument is. k value, w verbose parts, u user stack (dropped), i id of an
+# object, f function, t example tensor, m function modes, d live dict. As in guard_tape.c.
+LEAVES: dict[str, str] = {
+    "add_type_match_guard": "iwu",
+    "add_id_match_guard": "iwu",
+    "add_equals_match_guard": "kwu",
+    "add_length_check_guard": "kwu",
+    "add_dict_length_check_guard": "kwu",
+    "add_tuple_iterator_length_guard": "kiwu",
+    "add_range_iterator_match_guard": "kkkiwu",
+    "add_none_match_guard": "wu",
+    "add_true_match_guard": "wu",
+    "add_false_match_guard": "wu",
+    "add_not_none_guard": "wu",
+    "add_float_is_nan_guard": "wu",
+    "add_complex_is_nan_guard": "wu",
+    "add_default_device_guard": "wu",
+    "add_dispatch_key_set_guard": "kwu",
+    "add_global_state_guard": "kwu",
+    "add_torch_function_mode_stack_guard": "mwu",
+    "add_no_hasattr_guard": "kwu",
+    "add_dict_contains_guard": "kkwu",
+    "add_set_contains_guard": "kkwu",
+    "add_dual_level_match_guard": "kwu",
+    "add_dimension_marking_guard": "kkkwu",
+    "add_mapping_keys_guard": "kwu",
+    "add_fake_script_type_match_guard": "kiwu",
+    "add_tensor_match_guard": "tkkkwukk",
+    "add_lambda_guard": "fwu",
+    "add_epilogue_lambda_guard": "fwu",
+    "add_dict_version_guard": "dwu",
+}
+
+# Recorded only to be refused by name.
+REFUSED: dict[str, str] = {
+    "global_weakref_manager": "weak reference to a global object (a compiled optimizer step)",
+    "mark_tag_safe": "recursive dict tags (use_recursive_dict_tags_for_guards)",
+    "mark_tag_safe_root": "recursive dict tags (use_recursive_dict_tags_for_guards)",
+    "install_symbolic_shape_guard": "C++ shape guards (enable_cpp_symbolic_shape_guards)",
+}
+
+RELATIONS = (
+    "install_no_tensor_aliasing_guard",
+    "install_object_aliasing_guard",
+    "install_storage_overlapping_guard",
+)
+
+# Methods that add nothing to a tree.
+QUERIES = frozenset(
+    "_pybind11_conduit_v1_ attach_compile_id check check_verbose clone_manager fail_count "
+    "get_accessors get_child_managers get_epilogue_lambda_guards get_key_value_managers "
+    "get_leaf_guards get_source get_type_of_guarded_value has_no_accessors "
+    "has_object_aliasing_guard is_guarded_value_immutable "
+    "is_recursive_dict_tag_matching_disabled is_tag_safe is_tag_safe_root".split()
+)
+
+_ROOT = 0
+_ID = re.compile(r"0x[0-9a-f]{6,}")
+_NUMBER = re.compile(r"(?<![\w.])\d{6,}(?![\w.])|(?<=_)\d{6,}(?=_c)")
+_COMPILE_ID = re.compile(r"(?<=_ID_c)\[?\d+/\d+(_\d+)?\]?")
+
+# Dynamo's own modules whose content a user may set: guards on them are kept.
+_SETTABLE = ("torch._dynamo.config",)
+
+
+# ------------------------------------------------------------------ categories of examples
+
+_CATEGORIES: dict[type, str] = {
+    type(None): "n",
+    bool: "b",
+    int: "i",
+    float: "f",
+    str: "s",
+    bytes: "y",
+    types.CodeType: "c",
+    types.BuiltinFunctionType: "bf",
+}
+
+
+def _probe_immutable(names: Any) -> set[str]:
+    """The categories that C++ takes for immutable, asked from C++ itself."""
+    import torch
+
+    examples: dict[str, Any] = {
+        "n": None,
+        "b": True,
+        "i": 0,
+        "f": 0.0,
+        "s": "",
+        "y": b"",
+        "c": _probe_immutable.__code__,
+        "bf": len,
+        "tu": (),
+        "tm": ([],),
+        "o": object(),
+        "d": {},
+        "T": torch.empty(0),
+        "P": torch.nn.Parameter(torch.empty(0)),
+    }
+    root = torch_api.serve().RootGuardManager()
+    kind = names.guard_manager_type.GUARD_MANAGER
+    return {
+        category
+        for category, example in examples.items()
+        if root.getitem_manager(category, category, example, kind).is_guarded_value_immutable()
+    }
+
+
+def _category(value: Any, immutable: bool) -> str:
+    import torch
+
+    if isinstance(value, dict):
+        return "d"
+    if isinstance(value, torch.nn.Parameter):
+        return "P"
+    if isinstance(value, torch.Tensor):
+        return "T"
+    exact = _CATEGORIES.get(type(value))
+    if exact is not None:
+        return exact
+    if isinstance(value, tuple):
+        return "tu" if immutable else "tm"
+    for base, name in ((int, "i"), (float, "f"), (str, "s")):
+        if isinstance(value, base):
+            return name
+    return "o"
+
+
+# ------------------------------------------------------------------ one tree
+
+
+class _Identity:
+    """An id guard whose object has no name: it takes part in a relation of objects."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class _Generated:
+    """A generated guard function, before its global names are renamed."""
+
+    def __init__(self, code: types.CodeType) -> None:
+        self.code = code
+
+
+class _Tree:
+    """What was recorded of one root guard manager."""
+
+    def __init__(self, root: Any) -> None:
+        self.wrappers = [root]  # alive, so that pybind keeps giving the same ones
+        self.numbers = {id(root): _ROOT}
+        self.ops: list[tuple[Any, ...]] = []
+        self.problems: list[str] = []
+        self.constant: dict[int, str] = {}  # node -> the module of Dynamo it is in
+        self.globals_node: int | None = None
+        self.tls: tuple[int, int] | None = None
+        self.device: Encoded = ("k", None)
+        self.containers: dict[int, Any] = {}  # node -> set that is read by position
+
+    def add(self, wrapper: Any) -> int:
+        number = len(self.wrappers)
+        self.wrappers.append(wrapper)
+        self.numbers[id(wrapper)] = number
+        return number
+
+    def source(self, number: int) -> str:
+        return str(self.wrappers[number].get_source()) or "the frame"
+
+
+class GuardRecorder:
+    """Records every guard tree built while it is installed."""
+
+    def __init__(self) -> None:
+        self._trees: dict[int, _Tree] = {}  # id of any wrapper -> its tree
+        self._objects: dict[int, Any] = {}  # id -> object under an id guard, kept alive
+        self._immutable: set[str] = set()
+        self._off = False
+
+    # -------------------------------------------------------------- hooks
+
+    def install(self, patch: Patch) -> None:
+        """Replace torch's guard methods by taps through ``patch(owner, name, new)``; the caller
+        undoes the replacements. Raises PrecompError that names methods of torch's guard classes
+        that precomp does not know."""
+        names, serve = torch_api.capture(), torch_api.serve()
+        classes = (serve.GuardManager, serve.DictGuardManager, serve.RootGuardManager)
+        self._refuse_unknown(classes, names.guards_module)
+        self._immutable = _probe_immutable(names)
+        for cls in classes:
+            for name in list(vars(cls)):
+                sink = self._sink(name)
+                if sink is not None:
+                    patch(cls, name, _core.Tap(vars(cls)[name], sink))
+        for name in (*RELATIONS, "install_symbolic_shape_guard"):
+            sink = self._relation_sink(name)
+            patch(
+                names.guards_module, name, _core.Tap(getattr(names.guards_module, name), sink)
+            )
+        manager = names.check_function_manager
+        patch(manager, "id_ref", _core.Tap(manager.id_ref, self._note_id))
+
+    @staticmethod
+    def _refuse_unknown(classes: tuple[type, ...], module: Any) -> None:
+        known = {*MANAGERS, *LEAVES, *REFUSED, *QUERIES}
+        unknown = sorted(
+            f"{cls.__name__}.{name}"
+            for cls in classes
+            for name in vars(cls)
+            if not name.startswith("__") and name not in known
+        )
+        functions = {name for name in vars(module) if name.startswith("install_")}
+        import torch._C._dynamo.guards as native
+
+        functions &= set(vars(native))
+        unknown += sorted(functions - {*RELATIONS, "install_symbolic_shape_guard"})
+        if unknown:
+            raise PrecompError(
+                f"precomp: guards of this torch that precomp does not know: {', '.join(unknown)}"
+            )
+
+    def _sink(self, name: str) -> Callable[..., None] | None:
+        if name in MANAGERS:
+            return lambda args, kwargs, result: self._manager(name, args, kwargs or {}, result)
+        if name in LEAVES:
+            return lambda args, kwargs, result: self._leaf(name, args)
+        if name in REFUSED:
+            return lambda args, kwargs, result: self._refuse(name, args[0])
+        return None
+
+    def _relation_sink(self, name: str) -> Callable[..., None]:
+        if name in REFUSED:
+            return lambda args, kwargs, result: self._refuse(name, args[0][0])
+        return lambda args, kwargs, result: self._relation(name, args)
+
+    def _note_id(self, args: tuple[Any, ...], kwargs: Any, result: int) -> None:
+        self._objects[result] = args[1]
+
+    def clear(self) -> None:
+        """Forget all trees (and the objects under their guards)."""
+        self._trees.clear()
+        self._objects.clear()
+
+    # -------------------------------------------------------------- recording
+
+    def _tree(self, manager: Any) -> tuple[_Tree, int]:
+        tree = self._trees.get(id(manager))
+        if tree is None or id(manager) not in tree.numbers:
+            tree = _Tree(manager)
+            self._trees[id(manager)] = tree
+            if not isinstance(manager, torch_api.serve().RootGuardManager):
+                tree.problems.append("a guard was added to a tree built before the capture")
+        return tree, tree.numbers[id(manager)]
+
+    def _refuse(self, name: str, manager: Any) -> None:
+        if not self._off:
+            tree, node = self._tree(manager)
+            tree.problems.append(f"{tree.source(node)}: {REFUSED[name]}")
+
+    def _manager(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any
+    ) -> None:
+        if self._off:
+            return
+        key_name = MANAGERS[name]
+        order = [*([key_name] if key_name else []), "source", "example_value", "guard_manager_enum"]
+        given = dict(zip(order, args[1:], strict=False)) | kwargs
+        tree, parent = self._tree(args[0])
+        if id(made) in tree.numbers:  # torch found an accessor that exists already
+            return
+        node = tree.add(made)
+        self._trees[id(made)] = tree
+        example, source = given["example_value"], given["source"]
+        if parent in tree.constant:
+            tree.constant[node] = tree.constant[parent]
+        elif isinstance(example, types.ModuleType) and _is_dynamo(example.__name__):
+            tree.constant[node] = example.__name__
+        if node in tree.constant:
+            return
+        try:
+            key = self._key(tree, name, given.get(key_name) if key_name else None)
+            category = self._example(made, example)
+            if name == "set_getitem_manager":
+                _refuse_hashed(example)
+        except Unsupported as error:
+            tree.problems.append(f"{source}: {error}")
+            key, category = None, "o"
+        if name == "globals_dict_manager":
+            tree.globals_node = node
+        tree.ops.append((name, parent, node, key, source, category))
+
+    def _key(self, tree: _Tree, name: str, value: Any) -> Any:
+        if name == "globals_dict_manager" or MANAGERS[name] is None:
+            return None
+        if name == "lambda_manager":
+            return _encode_function(value)
+        return encode(value)
+
+    def _example(self, made: Any, example: Any) -> Any:
+        """The category of an example value: C++ takes its fast paths by it."""
+        if isinstance(made, torch_api.serve().DictGuardManager):
+            if not isinstance(example, dict):
+                raise Unencodable(f"a guard on the keys of {describe(example)}")
+            return ("D", encode(type(example)), dict.__len__(example))
+        immutable = bool(made.is_guarded_value_immutable())
+        category = _category(example, immutable)
+        if immutable != (category in self._immutable):
+            raise Unencodable(f"torch takes {describe(example)} for immutable: {immutable}")
+        return category
+
+    def _leaf(self, name: str, args: tuple[Any, ...]) -> None:
+        if self._off:
+            return
+        tree, node = self._tree(args[0])
+        values = args[1:]
+        where = tree.constant.get(node)
+        if where is not None:
+            self._check_constant(tree, node, name, values, where)
+            return
+        if name == "add_default_device_guard":
+            tree.device = encode(torch_api.serve().device_module.CURRENT_DEVICE)
+        if name in ("add_tensor_match_guard", "add_dispatch_key_set_guard"):
+            self._note_dispatch_keys(tree)
+        out: list[Any] = []
+        for letter, value in zip(LEAVES[name], values, strict=True):
+            if letter == "u":
+                continue
+            try:
+                out.append(self._argument(tree, node, name, letter, value, values))
+            except Unsupported as error:
+                tree.problems.append(f"{tree.source(node)}: {error}")
+                out.append(None)
+        if name == "add_dict_version_guard":
+            name = "add_lambda_guard"
+        elif out and type(out[0]) is tuple and out[0][:1] == ("late",):
+            name = "add_lambda_guard"
+        tree.ops.append((name, node, tuple(out)))
+
+    def _note_dispatch_keys(self, tree: _Tree) -> None:
+        names = torch_api.capture()
+        now = (
+            names.dispatch_keys_include().raw_repr(),
+            names.dispatch_keys_exclude().raw_repr(),
+        )
+        if tree.tls is not None and tree.tls != now:
+            tree.problems.append("dispatch keys of the thread changed while guards were built")
+        tree.tls = now
+
+    def _argument(
+        self, tree: _Tree, node: int, name: str, letter: str, value: Any, values: Any
+    ) -> Any:
+        if letter == "k":
+            return encode(value)
+        if letter == "w":
+            return (value,) if isinstance(value, str) else tuple(value)
+        if letter == "f":
+            return _encode_function(value)
+        if letter == "m":
+            return tuple(encode(type(mode)) for mode in value)
+        if letter == "t":
+            zero_dim = len(list(values[1])) == 0
+            dtype = str(value.dtype).removeprefix("torch.")
+            return (str(value.device), dtype, bool(value.requires_grad), zero_dim)
+        if letter == "d":
+            if value is not torch_api.capture().supported_nodes:
+                raise Unencodable("the version of a dict (DICT_VERSION)")
+            return ("nodes", sort_encoded(map(encode, value)))
+        return self._identity(name, value)
+
+    def _identity(self, name: str, number: int) -> Any:
+        if number not in self._objects:
+            raise Unencodable("the identity of an object that was not seen")
+        value = self._objects[number]
+        if name != "add_id_match_guard":
+            return encode(value)
+        if _is_value(value):
+            return _Identity(value)
+        if isinstance(value, types.CodeType):
+            found = codepath.find(value)
+            if found is not None:
+                return ("C", *found, _core.code_digest(value))
+            return ("late", "code", _core.code_digest(value))
+        try:
+            return encode(value)
+        except Unencodable:
+            if isinstance(value, types.FunctionType):
+                return _encode_late_function(value)
+            _refuse_identity(value)
+            return _Identity(value)
+
+    def _check_constant(
+        self, tree: _Tree, node: int, name: str, values: tuple[Any, ...], where: str
+    ) -> None:
+        """A guard inside a module of Dynamo says what the version of torch fixes, when it is about
+        a function, class or module. Anything else there could be set by a user."""
+        if name in ("add_type_match_guard", "add_id_match_guard"):
+            value = self._objects.get(values[0])
+            if isinstance(value, types.CodeType) and _is_library_file(value.co_filename):
+                return
+            module = value.__name__ if isinstance(value, types.ModuleType) else None
+            if is_library(str(module or getattr(value, "__module__", None) or "builtins")):
+                return
+        elif name in ("add_dict_contains_guard", "add_no_hasattr_guard"):
+            return
+        tree.problems.append(f"{tree.source(node)}: a guard on the state of {where}")
+
+    def _relation(self, name: str, args: tuple[Any, ...]) -> None:
+        if self._off:
+            return
+        if name == "install_object_aliasing_guard":
+            managers = [args[0], args[1]]
+        else:
+            managers = [*args[0], *(args[1] if name == "install_storage_overlapping_guard" else ())]
+        tree, _ = self._tree(managers[0])
+        numbers = [tree.numbers[id(manager)] for manager in managers]
+        verbose = tuple(args[2])
+        if name == "install_object_aliasing_guard":
+            out: tuple[Any, ...] = (*numbers, verbose)
+        elif name == "install_storage_overlapping_guard":
+            half = len(args[0])
+            out = (tuple(numbers[:half]), tuple(numbers[half:]), verbose)
+        else:
+            out = (tuple(numbers), tuple(args[1]), verbose)
+        tree.ops.append((name, -1, out))
+
+    # -------------------------------------------------------------- records
+
+    def record_for(self, guard_manager: Any, rename: dict[str, str]) -> dict[str, Any]:
+        """The tape of the tree of *guard_manager* (a GuardManagerWrapper).
+
+        *rename* maps names that Dynamo put into f_globals to the names the artifact uses. Raises
+        Unsupported with all reasons, one a line, when the tree cannot be frozen.
+        """
+        return self._record(self._tree_of(guard_manager), rename, _canonical_text)
+
+    def _tree_of(self, guard_manager: Any) -> _Tree:
+        tree = self._trees.get(id(guard_manager.root))
+        if tree is None or tree.wrappers[_ROOT] is not guard_manager.root:
+            raise Unsupported("guards that were built while nothing was recorded")
+        return tree
+
+    def _record(
+        self, tree: _Tree, rename: dict[str, str], canonical: Callable[[str, Any], str]
+    ) -> dict[str, Any]:
+        problems = list(tree.problems)
+        texts = _Texts(rename, lambda text: canonical(text, self._objects))
+        numbers = _numbering(tree)
+        ops: list[tuple[Any, ...]] = []
+        identities: list[tuple[int, Any]] = []
+        for op in tree.ops:
+            if op[0] in MANAGERS:
+                ops.append(_final_manager(op, tree, numbers, rename, texts))
+            elif op[0] in RELATIONS:
+                ops.append(_final_relation(op, numbers, texts, problems))
+            elif op[2] and isinstance(op[2][0], _Identity):
+                identities.append((op[1], op[2][0].value))
+            else:
+                ops.append((op[0], numbers[op[1]], _final_arguments(op, rename, texts)))
+        if identities:
+            try:
+                ops.append(self._object_relations(tree, identities, rename))
+            except Unsupported as error:
+                problems.append(str(error))
+        if problems:
+            raise Unsupported("\n".join(dict.fromkeys(map(texts, problems))))
+        return {
+            "nodes": len(numbers),
+            "ops": tuple(ops),
+            "tls": tree.tls,
+            "device": tree.device,
+        }
+
+    def _object_relations(
+        self, tree: _Tree, identities: list[tuple[int, Any]], rename: dict[str, str]
+    ) -> tuple[Any, ...]:
+        made = {op[2]: op for op in tree.ops if op[0] in MANAGERS}
+        typed = {op[1] for op in tree.ops if op[0] == "add_type_match_guard"}
+        groups: dict[int, int] = {}
+        out = []
+        for node, value in identities:
+            where = tree.source(node)
+            if not _is_value(value) and node not in typed:
+                raise Unsupported(f"{where}: identity of {describe(value)}, which is guarded by "
+                                  "nothing else")
+            path = []
+            at = node
+            while at != _ROOT:
+                name, parent, _, key, _, _ = made[at]
+                if name != "globals_dict_manager" and name not in guard_functions.ACCESSORS:
+                    raise Unsupported(f"{where}: identity of {describe(value)} read by {name}")
+                if parent == tree.globals_node:
+                    key = _renamed_key(key, rename)
+                path.append((name, key))
+                at = parent
+            equal = encode(value) if _is_immutable_value(value) else None
+            group = groups.setdefault(id(value), len(groups))
+            out.append((tuple(reversed(path)), group, encode(type(value)), equal))
+        return ("add_epilogue_lambda_guard", _ROOT, (("rel", tuple(out)),
+                                                     ("identity relations of objects",)))
+
+    def used_globals(self, guard_manager: Any) -> set[str]:
+        """The names that the tape of *guard_manager* reads from f_globals."""
+        tree = self._tree_of(guard_manager)
+        used: set[str] = set()
+        for op in tree.ops:
+            if op[0] == "dict_getitem_manager" and op[1] == tree.globals_node and op[3]:
+                used.add(op[3][1])
+            elif op[0] not in MANAGERS and op[2] and isinstance(op[2][0], _Generated):
+                used.update(_names_of_globals(op[2][0].code))
+        return used
+
+    def bound_ids(self, guard_manager: Any) -> set[int]:
+        """Ids of objects that the tape binds at its first accepted call. None of them may be a
+        constant of the frame's bytecode."""
+        return {
+            id(op[2][0].value)
+            for op in self._tree_of(guard_manager).ops
+            if op[0] not in MANAGERS and op[2] and isinstance(op[2][0], _Identity)
+        }
+
+    # -------------------------------------------------------------- proof
+
+    def prove(
+        self, guard_manager: Any, f_locals: dict[str, Any], f_globals: dict[str, Any]
+    ) -> None:
+        """Rebuild the tree from its tape in this process: the rebuilt one must accept *f_locals*
+        and have the same nodes and guards. Raises Unsupported when it does not."""
+        tree = self._tree_of(guard_manager)
+        record = self._record(tree, {}, lambda text, objects: text)
+        self._off = True
+        try:
+            root, keep = _core.GuardTape(record).replay(
+                f_globals,
+                torch_api.capture().guard_manager_type,
+                None,
+                guard_functions.decode_function,
+            )
+            if not guard_manager.root.check(f_locals):
+                raise Unsupported("the guards do not accept the frame they were made for")
+            if not root.check(f_locals):
+                parts = root.check_verbose(f_locals).verbose_code_parts
+                raise Unsupported(f"the rebuilt guards reject their own frame: {parts}")
+            _compare(tree, guard_manager.root, root)
+            del keep
+        except _core.Stale as error:
+            raise Unsupported(f"the guards cannot be rebuilt: {error}") from error
+        finally:
+            self._off = False
+
+
+# ------------------------------------------------------------------ helpers
+
+
+def _is_dynamo(module: str) -> bool:
+    inside = module == "torch._dynamo" or module.startswith("torch._dynamo.")
+    return inside and module not in _SETTABLE
+
+
+def _is_library_file(filename: str) -> bool:
+    import os
+
+    import torch
+
+    roots = (os.path.dirname(torch.__file__), os.path.dirname(os.__file__))
+    return filename.startswith("<frozen ") or (
+        filename.startswith(roots) and "site-packages" not in filename.removeprefix(roots[0])
+    )
+
+
+def _refuse_hashed(example: Any) -> None:
+    if not isinstance(example, (int, float, complex)):
+        raise Unencodable(f"the place of {describe(example)} in a set depends on the process")
+
+
+def _is_immutable_value(value: Any) -> bool:
+    import torch
+
+    return type(value) in (int, float, complex, str, bytes, tuple, frozenset, range, slice,
+                           torch.Size, torch.device)
+
+
+def _is_value(value: Any) -> bool:
+    """Plain content: an id guard on it cannot be rebuilt from the content."""
+    return _is_immutable_value(value) or type(value) in (dict, list, set)
+
+
+def _refuse_identity(value: Any) -> None:
+    import torch
+
+    kinds = (
+        torch.Tensor,
+        torch.nn.Module,
+        torch.optim.Optimizer,
+        torch.Generator,
+        torch.Stream,
+        type,
+        types.ModuleType,
+        types.MethodType,
+        types.BuiltinFunctionType,
+        types.GeneratorType,
+    )
+    if isinstance(value, kinds) or is_library(type(value).__module__):
+        raise Unencodable(f"identity of {describe(value)}")
+
+
+def _encode_late_function(value: types.FunctionType) -> Encoded:
+    if value.__closure__ or value.__dict__:
+        raise Unencodable(f"identity of the {describe(value)}, which no module leads to")
+    defaults = encode((value.__defaults__, value.__kwdefaults__))
+    return ("late", "function", _core.code_digest(value.__code__), defaults)
+
+
+def _names_of_globals(code: types.CodeType) -> Iterator[str]:
+    """The names x in G['x'] of a generated guard function."""
+    previous = None
+    for instruction in dis.get_instructions(code):
+        if previous == "G" and isinstance(instruction.argval, str):
+            yield instruction.argval
+        previous = instruction.argval if instruction.opname == "LOAD_GLOBAL" else None
+
+
+def _renamed_key(key: Any, rename: dict[str, str]) -> Any:
+    return ("k", rename.get(key[1], key[1])) if key is not None and key[0] == "k" else key
+
+
+def _numbering(tree: _Tree) -> dict[int, int]:
+    """New numbers of the nodes that stay on the tape."""
+    stay = (node for node in range(len(tree.wrappers)) if node not in tree.constant)
+    return {node: number for number, node in enumerate(stay)}
+
+
+def _final_manager(
+    op: tuple[Any, ...],
+    tree: _Tree,
+    numbers: dict[int, int],
+    rename: dict[str, str],
+    texts: _Texts,
+) -> tuple[Any, ...]:
+    name, parent, node, key, source, category = op
+    if parent == tree.globals_node and name == "dict_getitem_manager":
+        key = _renamed_key(key, rename)
+    return name, numbers[parent], numbers[node], key, texts(source), category
+
+
+def _final_relation(
+    op: tuple[Any, ...], numbers: dict[int, int], texts: _Texts, problems: list[str]
+) -> tuple[Any, ...]:
+    def final(value: Any) -> Any:
+        if type(value) is tuple:
+            return tuple(map(final, value))
+        if type(value) is str:
+            return texts(value)
+        if value not in numbers:
+            problems.append("a relation with a value inside torch._dynamo")
+        return numbers.get(value, 0)
+
+    return op[0], -1, final(op[2])
+
+
+def _final_arguments(op: tuple[Any, ...], rename: dict[str, str], texts: _Texts) -> Any:
+    name, _, values = op
+    out = []
+    for letter, value in zip(LEAVES[name].replace("u", ""), values, strict=True):
+        if letter == "w":
+            value = tuple(map(texts, value))
+        elif isinstance(value, _Generated):
+            value = _final_generated(value.code, rename)
+        out.append(value)
+    if name == "add_tensor_match_guard" and out[3] is not None:
+        out[3] = ("k", texts(out[3][1]))  # the name of the tensor, for messages
+    return tuple(out)
+
+
+def _final_generated(code: types.CodeType, rename: dict[str, str]) -> Encoded:
+    names = set(_names_of_globals(code))
+    constants = tuple(
+        rename.get(item, item) if isinstance(item, str) and item in names else item
+        for item in code.co_consts
+    )
+    return ("gfn", encode_code(code.replace(co_consts=constants)), code.co_freevars)
+
+
+class _Texts:
+    """Renames global names in sources and verbose parts."""
+
+    def __init__(self, rename: dict[str, str], canonical: Callable[[str], str]) -> None:
+        names = sorted(rename, key=len, reverse=True)
+        self._pattern = (
+            re.compile(r"(?<!\w)(?:" + "|".join(map(re.escape, names)) + r")(?!\w)")
+            if names
+            else None
+        )
+        self._rename = rename
+        self._canonical = canonical
+        self._known: dict[str, str] = {}
+
+    def __call__(self, text: str) -> str:
+        found = self._known.get(text)
+        if found is None:
+            found = text
+            if self._pattern is not None:
+                found = self._pattern.sub(lambda match: self._rename[match[0]], found)
+            found = self._known[text] = self._canonical(found)
+        return found
+
+
+def _canonical_text(text: str, objects: dict[int, Any]) -> str:
+    """A text without what differs between two processes: ids, addresses, the user's source line."""
+    text = text.partition("  # ")[0].rstrip()
+    text = _ID.sub("0x", text)
+    text = _NUMBER.sub(lambda match: "ID" if int(match[0]) in objects else match[0], text)
+    return _COMPILE_ID.sub("", text)
+
+
+_LAMBDAS: dict[str, Callable[[dict[str, Any]], Encoded]] = {}
+
+
+def _function(name: str) -> Callable[[Any], Any]:
+    def add(encoder: Callable[[dict[str, Any]], Encoded]) -> Any:
+        _LAMBDAS[f"GuardBuilder.{name}"] = encoder
+        return encoder
+
+    return add
+
+
+@_function("AUTOGRAD_SAVED_TENSORS_HOOKS.<locals>.fn")
+def _encode_saved_hooks(cells: dict[str, Any]) -> Encoded:
+    if cells["guard_hooks_ids"] is not None:
+        raise Unencodable("saved tensor hooks that Dynamo inlines")
+    return ("saved_hooks",)
+
+
+@_function("FUNCTORCH_STACK_MATCH.<locals>.fn")
+def _encode_functorch(cells: dict[str, Any]) -> Encoded:
+    return ("functorch", encode(cells["states"]))
+
+
+@_function("CONSTANT_SUBCLASS_MATCH.<locals>.check_fn")
+def _encode_subclass_value(cells: dict[str, Any]) -> Encoded:
+    return ("subclass_value", encode(cells["base_type"]), encode(cells["base_value"]))
+
+
+@_function("COUNT_ITERATOR_MATCH.<locals>.guard_fn")
+def _encode_count(cells: dict[str, Any]) -> Encoded:
+    start, step = cells["normalized_count_iter"]
+    if type(start) not in (int, float) or type(step) not in (int, float):
+        raise Unencodable("an itertools.count of other than numbers")
+    return ("count", encode(start), encode(step))
+
+
+@_function("TENSOR_SUBCLASS_METADATA_MATCH.<locals>.metadata_checker")
+def _encode_subclass(cells: dict[str, Any]) -> Encoded:
+    raise Unencodable("metadata of a tensor subclass")
+
+
+@_function("DTENSOR_SPEC_MATCH.<locals>.guard_fn")
+def _encode_dtensor(cells: dict[str, Any]) -> Encoded:
+    raise Unencodable("the spec of a DTensor")
+
+
+@_function("OPAQUE_OBJ_GUARD_FN_MATCH.<locals>.opaque_guard_checker")
+def _encode_opaque(cells: dict[str, Any]) -> Encoded:
+    raise Unencodable("values of an opaque object")
+
+
+def _encode_function(value: Any) -> Any:
+    """The encoded function of a callable that Dynamo put into a guard tree."""
+    if not isinstance(value, types.FunctionType):
+        raise Unencodable(f"a guard that calls {describe(value)}")
+    cells = dict(
+        zip(
+            value.__code__.co_freevars,
+            (cell.cell_contents for cell in value.__closure__ or ()),
+            strict=True,
+        )
+    )
+    qualname = value.__qualname__
+    if qualname == "___make_guard_fn.<locals>.guard":
+        return _encode_generated(value)
+    if qualname in _LAMBDAS:
+        return _LAMBDAS[qualname](cells)
+    if value.__module__ == "torch._dynamo.guards":
+        return _encode_accessor(value, cells)
+    raise Unencodable(f"a guard that calls the {describe(value)}")
+
+
+def _encode_generated(value: types.FunctionType) -> _Generated:
+    known = guard_functions.closure_variables()
+    missing = [name for name in value.__code__.co_freevars if name not in known]
+    if missing:
+        raise Unencodable(f"a shape guard that uses {', '.join(missing)}")
+    return _Generated(value.__code__)
+
+
+def _encode_accessor(value: types.FunctionType, cells: dict[str, Any]) -> Encoded:
+    names = set(_global_names(value.__code__))
+    if value.__qualname__ == "from_numpy":
+        return ("from_numpy",)
+    if names == {"dataclass_fields"}:
+        return ("dataclass_fields",)
+    if names == {"get_torch_function_mode_stack_at"}:
+        return ("mode_at", int(cells["source"]._get_index()))
+    if names == {"get_current_stream"}:
+        return ("stream", encode(cells["source"].device))
+    defaults = value.__defaults__
+    if not names and defaults is not None and isinstance(defaults[0], types.ModuleType):
+        return ("module", encode(defaults[0]))
+    if names - {"torch"} or "source" in cells:
+        raise Unencodable(f"a guard that calls the {describe(value)}")
+    return (
+        "fn",
+        encode_code(value.__code__),
+        tuple(encode(cell) for cell in cells.values()),
+        encode(defaults),
+    )
+
+
+def _global_names(code: types.CodeType) -> Iterator[str]:
+    import builtins
+
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "LOAD_GLOBAL" and not hasattr(builtins, instruction.argval):
+            yield instruction.argval
+
+
+# ------------------------------------------------------------------ comparing two trees
+
+
+def _leaves(manager: Any) -> list[tuple[str, tuple[str, ...]]]:
+    return [
+        (type(leaf).__name__, tuple(leaf.verbose_code_parts()))
+        for leaf in manager.get_leaf_guards()
+    ]
+
+
+def _children(manager: Any) -> list[tuple[str, Any]]:
+    if isinstance(manager, torch_api.serve().DictGuardManager):
+        found = [
+            (f"{index}{role}", child)
+            for index, pair in sorted(manager.get_key_value_managers().items())
+            for role, child in zip("kv", pair, strict=True)
+            if child is not None
+        ]
+    else:
+        found = []
+    found += [
+        (_ID.sub("0x", accessor.repr()), child)
+        for accessor, child in zip(
+            manager.get_accessors(), manager.get_child_managers(), strict=True
+        )
+    ]
+    # C++ reorders children by how often they failed.
+    return sorted(found, key=lambda pair: (pair[1].get_source(), pair[0]))
+
+
+def _compare(tree: _Tree, original: Any, rebuilt: Any) -> None:
+    """Both trees node by node; Unsupported names the first difference."""
+    replaced: dict[int, Counter[tuple[str, ...]]] = {}
+    for op in tree.ops:
+        if op[0] not in MANAGERS and op[2]:
+            first = op[2][0]
+            if isinstance(first, _Identity):
+                replaced.setdefault(op[1], Counter())[("gone", *op[2][1])] += 1
+            elif type(first) is tuple and first[:1] in (("late",), ("nodes",)):
+                replaced.setdefault(op[1], Counter())[op[2][1]] += 1
+    todo = [(original, rebuilt)]
+    while todo:
+        a, b = todo.pop()
+        node = tree.numbers.get(id(a), -1)
+        where = str(a.get_source()) or "the root"
+        if node < 0:
+            raise Unsupported(f"{where}: a guard that was not recorded")
+        if type(a) is not type(b) or (
+            node != _ROOT and a.is_guarded_value_immutable() != b.is_guarded_value_immutable()
+        ):
+            raise Unsupported(f"{where}: the rebuilt guard manager is of another kind")
+        _compare_leaves(where, _leaves(a), _leaves(b), replaced.get(node, Counter()))
+        mine = [(k, c) for k, c in _children(a) if tree.numbers.get(id(c)) not in tree.constant]
+        theirs = _children(b)
+        if [(k, c.get_source()) for k, c in mine] != [(k, c.get_source()) for k, c in theirs]:
+            raise Unsupported(f"{where}: the rebuilt guard manager has other accessors")
+        todo += [(x, y) for (_, x), (_, y) in zip(mine, theirs, strict=True)]
+    relations = 1 if any("gone" in key for c in replaced.values() for key in c) else 0
+    epilogue = [tuple(leaf.verbose_code_parts()) for leaf in original.get_epilogue_lambda_guards()]
+    again = [tuple(leaf.verbose_code_parts()) for leaf in rebuilt.get_epilogue_lambda_guards()]
+    if len(again) != len(epilogue) + relations or again[: len(epilogue)] != epilogue:
+        raise Unsupported("the rebuilt guards have another epilogue")
+
+
+def _compare_leaves(
+    where: str,
+    mine: list[tuple[str, tuple[str, ...]]],
+    theirs: list[tuple[str, tuple[str, ...]]],
+    replaced: Counter[tuple[str, ...]],
+) -> None:
+    expected = []
+    left = Counter(replaced)
+    for name, parts in mine:
+        if name in ("ID_MATCH", "DICT_VERSION"):
+            if left[("gone", *parts)] > 0:
+                left[("gone", *parts)] -= 1
+                continue
+            if left[parts] > 0:
+                left[parts] -= 1
+                name = "LAMBDA_GUARD"
+        expected.append((name, parts))
+    if sorted(expected) != sorted(theirs):
+        raise Unsupported(f"{where}: the rebuilt guard manager has other guards")
