@@ -81,7 +81,7 @@ class Capture(_core.Capture):
             freezer = FrameFreezer(self._frames, store)
             freezer.freeze()
             skips = freezer.freeze_skips()
-            record = rules(skips, helpers.collect(helpers.needed(store)))
+            record = rules(skips, helpers.collect(sorted(freezer.helpers())))
             store.add("rules", "rules", dumps(record))
             kinds = [kind for kind, _ in store.entries]
             problems = [*self._precompiled.problems(), *freezer.problems]
@@ -152,9 +152,7 @@ def capture(
     return Capture(path, reset=reset, on_unsupported=on_unsupported)
 
 
-def finalize_cache(
-    captured: Capture, path: str | os.PathLike[str], **options: Any
-) -> Artifact:
+def finalize_cache(captured: Capture, path: str | os.PathLike[str], **options: Any) -> Artifact:
     """Alias of ``captured.finalize(path, ...)``."""
     return captured.finalize(path, **options)
 

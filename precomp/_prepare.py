@@ -118,7 +118,8 @@ def prepare(
 
     from precomp.serve import compile as surface
     from precomp.serve import standin
-    from precomp.serve.frame import Loaded, runtime as serve_runtime
+    from precomp.serve.frame import Loaded
+    from precomp.serve.frame import runtime as serve_runtime
 
     kinds: dict[str, list[str]] = {}
     for entry in artifact.entries:
@@ -130,7 +131,7 @@ def prepare(
 
     start = clock()
     run = serve_runtime()
-    standin.install({k: v for rules in loaded.rules for k, v in [("helpers", rules["helpers"])]})
+    standin.install([row for rules in loaded.rules for row in rules["helpers"]])
     run.add(loaded)
     run.lean = runtime == "lean"
     surface.install()

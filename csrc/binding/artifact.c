@@ -68,7 +68,8 @@ make_environment(const pc_manifest *manifest)
         const pc_pair *pair = &manifest->environment[i];
         PyObject *key = PyUnicode_FromString(pair->key);     /* owned */
         PyObject *value = PyUnicode_FromString(pair->value); /* owned */
-        if (key == NULL || value == NULL || PyDict_SetItem(environment, key, value) < 0) {
+        if (key == NULL || value == NULL ||
+            PyDict_SetItem(environment, key, value) < 0) {
             Py_CLEAR(environment);
         }
         Py_XDECREF(key);
@@ -87,9 +88,10 @@ make_entries(const pc_manifest *manifest)
         const pc_blob_info *blob = &manifest->blobs[entry->blob];
         char digest[PC_HEX_SIZE];
         pc_hex(entry->digest, digest);
-        PyObject *item = Py_BuildValue(
-            "(sssKK)", entry->kind, entry->name, digest, (unsigned long long)blob->raw_size,
-            (unsigned long long)blob->stored_size); /* owned */
+        PyObject *item =
+            Py_BuildValue("(sssKK)", entry->kind, entry->name, digest,
+                          (unsigned long long)blob->raw_size,
+                          (unsigned long long)blob->stored_size); /* owned */
         if (item == NULL) {
             Py_CLEAR(entries);
             break;
@@ -121,7 +123,8 @@ Artifact_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     pc_status status;
 
     if (state == NULL ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "O:Artifact", (char **)names, &argument) ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O:Artifact", (char **)names,
+                                     &argument) ||
         !PyUnicode_FSConverter(argument, &path)) {
         goto done;
     }
@@ -199,8 +202,8 @@ static PyObject *
 Artifact_repr(PyObject *op)
 {
     ArtifactObject *self = Artifact_CAST(op);
-    return PyUnicode_FromFormat("<precomp._core.Artifact %R, %zd entries%s>", self->path,
-                                PyTuple_GET_SIZE(self->entries),
+    return PyUnicode_FromFormat("<precomp._core.Artifact %R, %zd entries%s>",
+                                self->path, PyTuple_GET_SIZE(self->entries),
                                 self->closed ? ", closed" : "");
 }
 
@@ -342,7 +345,8 @@ PyDoc_STRVAR(artifact_load_all_doc,
 /* Marks in *wanted* (one byte for each blob) the blobs of entries whose kind is in the
    set *kinds*, or all when it is None. Returns the number of blobs or -1. */
 static Py_ssize_t
-select_blobs(const pc_manifest *manifest, PyObject *entries, PyObject *kinds, char *wanted)
+select_blobs(const pc_manifest *manifest, PyObject *entries, PyObject *kinds,
+             char *wanted)
 {
     Py_ssize_t count = 0;
     for (size_t i = 0; i < manifest->entry_count; i++) {
@@ -379,8 +383,9 @@ Artifact_load_all(PyObject *op, PyObject *args, PyObject *kwargs)
     pc_error error;
     pc_status status;
 
-    if (state == NULL || !PyArg_ParseTupleAndKeywords(args, kwargs, "|On:load_all", (char **)names,
-                                                      &kinds, &threads)) {
+    if (state == NULL ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "|On:load_all", (char **)names,
+                                     &kinds, &threads)) {
         return NULL;
     }
     if (threads < 0) {
@@ -389,8 +394,9 @@ Artifact_load_all(PyObject *op, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     if (PyUnicode_Check(kinds)) {
-        PyErr_Format(PyExc_TypeError, "load_all: kinds: expected an iterable of kinds, "
-                                      "got the str %R",
+        PyErr_Format(PyExc_TypeError,
+                     "load_all: kinds: expected an iterable of kinds, "
+                     "got the str %R",
                      kinds);
         return NULL;
     }
@@ -474,8 +480,8 @@ Artifact_verify(PyObject *op, PyObject *args, PyObject *kwargs)
     Py_ssize_t threads = 0;
     pc_error error;
     pc_status status;
-    if (state == NULL ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "|n:verify", (char **)names, &threads)) {
+    if (state == NULL || !PyArg_ParseTupleAndKeywords(args, kwargs, "|n:verify",
+                                                      (char **)names, &threads)) {
         return NULL;
     }
     if (threads < 0) {
@@ -517,7 +523,8 @@ Artifact_enter(PyObject *op, PyObject *unused)
     ArtifactObject *self = Artifact_CAST(op);
     (void)unused;
     if (self->closed) {
-        PyErr_Format(PyExc_ValueError, "__enter__: the artifact %R is closed", self->path);
+        PyErr_Format(PyExc_ValueError, "__enter__: the artifact %R is closed",
+                     self->path);
         return NULL;
     }
     return Py_NewRef(op);
@@ -532,8 +539,8 @@ Artifact_exit(PyObject *op, PyObject *args)
 
 static PyMethodDef artifact_methods[] = {
     {"read", Artifact_read, METH_O, artifact_read_doc},
-    {"load_all", PC_METHOD(Artifact_load_all),
-     METH_VARARGS | METH_KEYWORDS, artifact_load_all_doc},
+    {"load_all", PC_METHOD(Artifact_load_all), METH_VARARGS | METH_KEYWORDS,
+     artifact_load_all_doc},
     {"verify", PC_METHOD(Artifact_verify), METH_VARARGS | METH_KEYWORDS,
      artifact_verify_doc},
     {"close", Artifact_close, METH_NOARGS, artifact_close_doc},
@@ -547,7 +554,8 @@ static PyGetSetDef artifact_getset[] = {
     {"environment", Artifact_get_environment, NULL,
      "A new dict str -> str: what the captured process ran on.", NULL},
     {"entries", Artifact_get_entries, NULL,
-     "Tuple of (kind, name, digest, raw_size, stored_size), sizes in bytes, sorted.", NULL},
+     "Tuple of (kind, name, digest, raw_size, stored_size), sizes in bytes, sorted.",
+     NULL},
     {"fingerprint", Artifact_get_fingerprint, NULL,
      "sha256 (hex) over the digests of the entries of kind 'frame'.", NULL},
     {"digest", Artifact_get_digest, NULL,
@@ -557,21 +565,17 @@ static PyGetSetDef artifact_getset[] = {
 };
 
 static PyMemberDef artifact_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(ArtifactObject, weakrefs), READONLY, NULL},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(ArtifactObject, weakrefs), READONLY,
+     NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot artifact_slots[] = {
-    {Py_tp_doc, (void *)artifact_doc},
-    {Py_tp_new, Artifact_new},
-    {Py_tp_traverse, Artifact_traverse},
-    {Py_tp_clear, Artifact_clear},
-    {Py_tp_dealloc, Artifact_dealloc},
-    {Py_tp_repr, Artifact_repr},
-    {Py_tp_methods, artifact_methods},
-    {Py_tp_getset, artifact_getset},
-    {Py_tp_members, artifact_members},
-    {0, NULL},
+    {Py_tp_doc, (void *)artifact_doc},   {Py_tp_new, Artifact_new},
+    {Py_tp_traverse, Artifact_traverse}, {Py_tp_clear, Artifact_clear},
+    {Py_tp_dealloc, Artifact_dealloc},   {Py_tp_repr, Artifact_repr},
+    {Py_tp_methods, artifact_methods},   {Py_tp_getset, artifact_getset},
+    {Py_tp_members, artifact_members},   {0, NULL},
 };
 
 static PyType_Spec artifact_spec = {

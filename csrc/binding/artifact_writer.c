@@ -37,8 +37,8 @@ text_of(PyObject *text, const char *what)
 {
     Py_ssize_t length = 0;
     if (!PyUnicode_Check(text)) {
-        PyErr_Format(PyExc_TypeError, "write_artifact: %s: expected str, got %.100s", what,
-                     Py_TYPE(text)->tp_name);
+        PyErr_Format(PyExc_TypeError, "write_artifact: %s: expected str, got %.100s",
+                     what, Py_TYPE(text)->tp_name);
         return NULL;
     }
     const char *utf8 = PyUnicode_AsUTF8AndSize(text, &length);
@@ -54,7 +54,8 @@ static int
 take_pair(write_request *request, PyObject *key, PyObject *value)
 {
     pc_pair *pair = &request->environment[request->environment_count];
-    if (PyList_Append(request->kept, key) < 0 || PyList_Append(request->kept, value) < 0) {
+    if (PyList_Append(request->kept, key) < 0 ||
+        PyList_Append(request->kept, value) < 0) {
         return -1;
     }
     pair->key = text_of(key, "key of the environment");
@@ -72,20 +73,23 @@ take_item(write_request *request, PyObject *entry)
 {
     pc_item *item = &request->items[request->item_count];
     if (!PyTuple_Check(entry) || PyTuple_GET_SIZE(entry) != 3) {
-        PyErr_Format(PyExc_TypeError,
-                     "write_artifact: entries[%zu]: expected (kind, name, bytes), got %R",
-                     request->item_count, entry);
+        PyErr_Format(
+            PyExc_TypeError,
+            "write_artifact: entries[%zu]: expected (kind, name, bytes), got %R",
+            request->item_count, entry);
         return -1;
     }
     PyObject *data = PyTuple_GET_ITEM(entry, 2); /* borrowed */
     if (!PyBytes_Check(data)) {
-        PyErr_Format(PyExc_TypeError, "write_artifact: entries[%zu]: expected bytes, got "
-                                      "%.100s",
+        PyErr_Format(PyExc_TypeError,
+                     "write_artifact: entries[%zu]: expected bytes, got "
+                     "%.100s",
                      request->item_count, Py_TYPE(data)->tp_name);
         return -1;
     }
     item->kind = text_of(PyTuple_GET_ITEM(entry, 0), "kind");
-    item->name = item->kind == NULL ? NULL : text_of(PyTuple_GET_ITEM(entry, 1), "name");
+    item->name =
+        item->kind == NULL ? NULL : text_of(PyTuple_GET_ITEM(entry, 1), "name");
     if (item->name == NULL) {
         return -1;
     }
@@ -147,7 +151,8 @@ clear_request(write_request *request)
 static PyObject *
 core_write_artifact(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static const char *const names[] = {"path", "environment", "entries", "level", NULL};
+    static const char *const names[] = {"path", "environment", "entries", "level",
+                                        NULL};
     core_state *state = core_state_get(module);
     write_request request = {NULL, NULL, 0, NULL, 0};
     uint8_t digest[PC_DIGEST_SIZE];
@@ -159,9 +164,9 @@ core_write_artifact(PyObject *module, PyObject *args, PyObject *kwargs)
     pc_error error;
     pc_status status;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O!O|i:write_artifact", (char **)names,
-                                     PyUnicode_FSConverter, &path, &PyDict_Type,
-                                     &environment, &entries, &level)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O!O|i:write_artifact",
+                                     (char **)names, PyUnicode_FSConverter, &path,
+                                     &PyDict_Type, &environment, &entries, &level)) {
         return NULL;
     }
     if (take_request(&request, environment, entries) < 0) {
@@ -183,13 +188,14 @@ done:
     return result;
 }
 
-PyDoc_STRVAR(core_strip_shared_object_doc,
-             "strip_shared_object(image, /)\n--\n\n"
-             "The bytes of an ELF shared object without what dlopen does not need.\n\n"
-             "Drops everything behind the last segment (debug information, symbols of\n"
-             "the static linker, section headers) and zeroes the build id, so that two\n"
-             "builds of one source give equal bytes wherever they were made. Raises\n"
-             "precomp.ArtifactCorruptError when *image* is no such object.");
+PyDoc_STRVAR(
+    core_strip_shared_object_doc,
+    "strip_shared_object(image, /)\n--\n\n"
+    "The bytes of an ELF shared object without what dlopen does not need.\n\n"
+    "Drops everything behind the last segment (debug information, symbols of\n"
+    "the static linker, section headers) and zeroes the build id, so that two\n"
+    "builds of one source give equal bytes wherever they were made. Raises\n"
+    "precomp.ArtifactCorruptError when *image* is no such object.");
 
 static PyObject *
 core_strip_shared_object(PyObject *module, PyObject *argument)
@@ -245,9 +251,10 @@ core_sha256(PyObject *module, PyObject *argument)
 }
 
 static PyMethodDef writer_functions[] = {
-    {"write_artifact", PC_METHOD(core_write_artifact),
-     METH_VARARGS | METH_KEYWORDS, core_write_artifact_doc},
-    {"strip_shared_object", core_strip_shared_object, METH_O, core_strip_shared_object_doc},
+    {"write_artifact", PC_METHOD(core_write_artifact), METH_VARARGS | METH_KEYWORDS,
+     core_write_artifact_doc},
+    {"strip_shared_object", core_strip_shared_object, METH_O,
+     core_strip_shared_object_doc},
     {"sha256", core_sha256, METH_O, core_sha256_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -12,7 +13,7 @@
 #include "pc_pool.h"
 #include "pc_sha256.h"
 
-#define WORK_GRAIN ((size_t)128 << 10) /* raw bytes that are worth a thread */
+#define WORK_GRAIN ((size_t)1 << 20) /* raw bytes that are worth a thread */
 
 const uint8_t pc_magic[PC_MAGIC_SIZE] = {0x89, 'P', 'C', 'M', '\r', '\n', 0x1A, '\n'};
 
@@ -60,8 +61,8 @@ read_at(const pc_artifact *artifact, uint64_t offset, uint64_t length, uint8_t *
 }
 
 static pc_status
-check_header(const pc_artifact *artifact, const uint8_t *header, uint64_t *manifest_offset,
-             uint64_t *manifest_length, pc_error *error)
+check_header(const pc_artifact *artifact, const uint8_t *header,
+             uint64_t *manifest_offset, uint64_t *manifest_length, pc_error *error)
 {
     uint32_t version = pc_load_u32(header + 8);
     uint32_t flags = pc_load_u32(header + 12);
@@ -69,14 +70,16 @@ check_header(const pc_artifact *artifact, const uint8_t *header, uint64_t *manif
     uint64_t length = pc_load_u64(header + 24);
     uint64_t size = pc_load_u64(header + 32);
     if (memcmp(header, pc_magic, PC_MAGIC_SIZE) != 0) {
-        return pc_fail(error, PC_CORRUPT, "wrong magic: not a precomp artifact, or one "
-                                          "that was changed as if it were text");
+        return pc_fail(error, PC_CORRUPT,
+                       "wrong magic: not a precomp artifact, or one "
+                       "that was changed as if it were text");
     }
     if (version != PC_FORMAT_VERSION) {
-        return pc_fail(error, PC_BAD_VERSION,
-                       "format version %u, this precomp reads version %d; capture again "
-                       "or use the precomp that wrote it",
-                       version, PC_FORMAT_VERSION);
+        return pc_fail(
+            error, PC_BAD_VERSION,
+            "format version %u, this precomp reads version %d; capture again "
+            "or use the precomp that wrote it",
+            version, PC_FORMAT_VERSION);
     }
     if (flags != 0) {
         return pc_fail(error, PC_BAD_VERSION, "flags 0x%x, this precomp knows none",
@@ -110,9 +113,9 @@ check_padding(const pc_artifact *artifact, uint64_t from, uint64_t to, pc_error 
     uint8_t padding[64];
     pc_status status = read_at(artifact, from, to - from, padding, error);
     if (status == PC_OK && !pc_all_zero(padding, (size_t)(to - from))) {
-        status = pc_fail(error, PC_CORRUPT,
-                         "%.300s: padding: bytes %llu..%llu are not zero", artifact->path,
-                         (unsigned long long)from, (unsigned long long)to - 1);
+        status = pc_fail(
+            error, PC_CORRUPT, "%.300s: padding: bytes %llu..%llu are not zero",
+            artifact->path, (unsigned long long)from, (unsigned long long)to - 1);
     }
     return status;
 }
@@ -129,10 +132,14 @@ check_layout(const pc_artifact *artifact, uint64_t manifest_offset, pc_error *er
         uint64_t found = last ? manifest_offset : manifest->blobs[i].offset;
         uint64_t expected = 0;
         if (!pc_align_u64(end, &expected) || found != expected) {
+            char what[32] = "manifest";
+            if (!last) {
+                (void)snprintf(what, sizeof(what), "blob %zu", i);
+            }
             return pc_fail(error, PC_CORRUPT,
-                           "%.300s: layout: %s %zu at %llu, expected %llu", artifact->path,
-                           last ? "manifest after blob" : "blob", i - last,
-                           (unsigned long long)found, (unsigned long long)expected);
+                           "%.300s: layout: %s at %llu, expected %llu", artifact->path,
+                           what, (unsigned long long)found,
+                           (unsigned long long)expected);
         }
         uint64_t size = last ? 0 : manifest->blobs[i].stored_size;
         if (found > artifact->size || size > artifact->size - found) {
@@ -140,7 +147,8 @@ check_layout(const pc_artifact *artifact, uint64_t manifest_offset, pc_error *er
                            "%.300s: layout: blob %zu of %llu bytes at %llu, the file "
                            "has %llu",
                            artifact->path, i, (unsigned long long)size,
-                           (unsigned long long)found, (unsigned long long)artifact->size);
+                           (unsigned long long)found,
+                           (unsigned long long)artifact->size);
         }
         pc_status status = check_padding(artifact, end, found, error);
         if (status != PC_OK) {
@@ -199,7 +207,8 @@ load(pc_artifact *artifact, pc_error *error)
     if (artifact->size < PC_HEADER_SIZE) {
         return pc_fail(error, PC_CORRUPT,
                        "%.300s: header: the file has %llu bytes, expected at least %d",
-                       artifact->path, (unsigned long long)artifact->size, PC_HEADER_SIZE);
+                       artifact->path, (unsigned long long)artifact->size,
+                       PC_HEADER_SIZE);
     }
     status = read_at(artifact, 0, PC_HEADER_SIZE, header, error);
     if (status != PC_OK) {
@@ -447,9 +456,10 @@ pc_artifact_read(const pc_artifact *artifact, size_t index, pc_blob_tools *tools
     }
     pc_sha256_of(stored, (size_t)blob->stored_size, digest);
     if (memcmp(digest, blob->stored_sha256, PC_DIGEST_SIZE) != 0) {
-        (void)pc_fail(error, PC_CORRUPT,
-                      "the stored bytes do not match their digest; the file was changed "
-                      "or damaged");
+        (void)pc_fail(
+            error, PC_CORRUPT,
+            "the stored bytes do not match their digest; the file was changed "
+            "or damaged");
         status = locate_blob(artifact, index, error);
         goto done;
     }
@@ -501,8 +511,7 @@ verify_task(void *context, size_t worker, size_t index, pc_error *error)
     if (status == PC_OK) {
         pc_sha256_of(raw, (size_t)blob->raw_size, digest);
         if (memcmp(digest, blob->raw_sha256, PC_DIGEST_SIZE) != 0) {
-            (void)pc_fail(error, PC_CORRUPT,
-                          "the raw bytes do not match their digest");
+            (void)pc_fail(error, PC_CORRUPT, "the raw bytes do not match their digest");
             status = locate_blob(job->artifact, index, error);
         }
     }
@@ -525,7 +534,8 @@ run_job(read_job *job, pc_task task, size_t count, uint64_t work, size_t threads
 
 pc_status
 pc_artifact_read_many(const pc_artifact *artifact, const size_t *indices,
-                      uint8_t *const *raws, size_t count, size_t threads, pc_error *error)
+                      uint8_t *const *raws, size_t count, size_t threads,
+                      pc_error *error)
 {
     read_job job = {.artifact = artifact, .indices = indices, .raws = raws};
     uint64_t work = 0;
@@ -543,7 +553,8 @@ pc_artifact_verify(const pc_artifact *artifact, size_t threads, pc_error *error)
     for (size_t i = 0; i < artifact->manifest.blob_count; i++) {
         work += artifact->manifest.blobs[i].raw_size;
     }
-    return run_job(&job, verify_task, artifact->manifest.blob_count, work, threads, error);
+    return run_job(&job, verify_task, artifact->manifest.blob_count, work, threads,
+                   error);
 }
 
 pc_status

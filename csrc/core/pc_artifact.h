@@ -38,12 +38,13 @@ pc_status pc_artifact_open_memory(const uint8_t *data, size_t size, const char *
 void pc_artifact_close(pc_artifact *artifact);
 
 /* Index of the blob with this raw digest, or blob_count. */
-size_t pc_artifact_find(const pc_artifact *artifact, const uint8_t digest[PC_DIGEST_SIZE]);
+size_t pc_artifact_find(const pc_artifact *artifact,
+                        const uint8_t digest[PC_DIGEST_SIZE]);
 
 /* Reads blob *index* into *raw*, which holds its raw_size bytes: checks the stored
    digest and what zstd checks. Safe from several threads, each with its own *tools*. */
-pc_status pc_artifact_read(const pc_artifact *artifact, size_t index, pc_blob_tools *tools,
-                           uint8_t *raw, pc_error *error);
+pc_status pc_artifact_read(const pc_artifact *artifact, size_t index,
+                           pc_blob_tools *tools, uint8_t *raw, pc_error *error);
 
 /* Reads *count* blobs into *raws* with up to *threads* threads (0: one for each
    processor, fewer for little work). */
@@ -52,10 +53,11 @@ pc_status pc_artifact_read_many(const pc_artifact *artifact, const size_t *indic
                                 pc_error *error);
 
 /* Checks every stored and raw digest, in parallel. */
-pc_status pc_artifact_verify(const pc_artifact *artifact, size_t threads, pc_error *error);
+pc_status pc_artifact_verify(const pc_artifact *artifact, size_t threads,
+                             pc_error *error);
 
 /* sha256 of the whole file. */
-pc_status pc_artifact_digest(const pc_artifact *artifact, uint8_t digest[PC_DIGEST_SIZE],
-                             pc_error *error);
+pc_status pc_artifact_digest(const pc_artifact *artifact,
+                             uint8_t digest[PC_DIGEST_SIZE], pc_error *error);
 
 #endif

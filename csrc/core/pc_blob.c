@@ -51,7 +51,8 @@ pc_blob_pack(pc_blob_tools *tools, int level, const uint8_t *raw, size_t raw_siz
     }
     buffer = pc_malloc(bound);
     if (tools->compressor == NULL || buffer == NULL) {
-        status = pc_fail(error, PC_NO_MEMORY, "no memory to compress %zu bytes", raw_size);
+        status =
+            pc_fail(error, PC_NO_MEMORY, "no memory to compress %zu bytes", raw_size);
         goto done;
     }
     result = ZSTD_CCtx_setParameter(tools->compressor, ZSTD_c_compressionLevel, level);
@@ -81,8 +82,7 @@ done:
 
 /* Refuses what the format forbids in a frame that zstd itself would accept. */
 static pc_status
-check_frame(const uint8_t *stored, size_t stored_size, size_t raw_size,
-            pc_error *error)
+check_frame(const uint8_t *stored, size_t stored_size, size_t raw_size, pc_error *error)
 {
     /* Magic, then the descriptor byte: bit 2 is the checksum flag. */
     if (stored_size < 5 || pc_load_u32(stored) != ZSTD_MAGICNUMBER) {
@@ -97,8 +97,8 @@ check_frame(const uint8_t *stored, size_t stored_size, size_t raw_size,
     }
     if (size != raw_size) {
         return pc_fail(error, PC_CORRUPT,
-                       "zstd frame of %llu raw bytes, the manifest says %zu",
-                       size, raw_size);
+                       "zstd frame of %llu raw bytes, the manifest says %zu", size,
+                       raw_size);
     }
     size_t length = ZSTD_findFrameCompressedSize(stored, stored_size);
     if (ZSTD_isError(length)) {

@@ -39,8 +39,9 @@ pc_status pc_blob_pack(pc_blob_tools *tools, int level, const uint8_t *raw,
 /* Decompresses one frame into *raw*, which holds exactly *raw_size* bytes. Refuses
    frames without content size or checksum, with another size, skippable frames, and
    anything after the frame. */
-pc_status pc_blob_unpack(pc_blob_tools *tools, const uint8_t *stored, size_t stored_size,
-                         uint8_t *raw, size_t raw_size, pc_error *error);
+pc_status pc_blob_unpack(pc_blob_tools *tools, const uint8_t *stored,
+                         size_t stored_size, uint8_t *raw, size_t raw_size,
+                         pc_error *error);
 
 int pc_blob_max_level(void);
 

@@ -1,4 +1,4 @@
-/* Little-endian integers, hexadecimal digests, UTF-8 and the alignment of the format. */
+/* Little-endian integers, hexadecimal digests, UTF-8 and alignment. */
 #ifndef PRECOMP_PC_BYTES_H
 #define PRECOMP_PC_BYTES_H
 

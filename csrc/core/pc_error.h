@@ -24,8 +24,7 @@ typedef struct {
 #if defined(__GNUC__)
 __attribute__((format(printf, 3, 4)))
 #endif
-pc_status
-pc_fail(pc_error *error, pc_status status, const char *format, ...);
+pc_status pc_fail(pc_error *error, pc_status status, const char *format, ...);
 
 /* Fills *error* for a failed system call on *path* with errno *sys_errno*. */
 pc_status pc_fail_io(pc_error *error, int sys_errno, const char *path);

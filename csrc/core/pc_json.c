@@ -19,7 +19,8 @@ static pc_status scan_value(scanner *scan, int depth);
 static pc_status
 refuse(scanner *scan, const char *expected)
 {
-    return pc_fail(scan->error, PC_CORRUPT, "byte %zu: expected %s", scan->at, expected);
+    return pc_fail(scan->error, PC_CORRUPT, "byte %zu: expected %s", scan->at,
+                   expected);
 }
 
 /* The next character, or -1 at the end. */

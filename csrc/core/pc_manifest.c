@@ -31,8 +31,7 @@ check_keys(const cJSON *node, pc_error *error)
     size_t count = 0;
     pc_status status = PC_OK;
 
-    cJSON_ArrayForEach(child, node)
-    {
+    cJSON_ArrayForEach(child, node) {
         count++;
         status = check_keys(child, error);
         if (status != PC_OK) {
@@ -48,8 +47,7 @@ check_keys(const cJSON *node, pc_error *error)
         goto done;
     }
     count = 0;
-    cJSON_ArrayForEach(child, node)
-    {
+    cJSON_ArrayForEach(child, node) {
         keys[count++] = child->string;
     }
     qsort(keys, count, sizeof(*keys), compare_texts);
@@ -148,8 +146,7 @@ check_features(const cJSON *root, pc_error *error)
     if (status != PC_OK) {
         return status;
     }
-    cJSON_ArrayForEach(item, section)
-    {
+    cJSON_ArrayForEach(item, section) {
         bool known = false;
         if (!cJSON_IsString(item)) {
             return refuse(&top, "required_features", "strings", error);
@@ -186,8 +183,8 @@ compare_pairs(const void *a, const void *b)
 }
 
 static pc_status
-read_environment(const cJSON *section, size_t count, pc_manifest *manifest, char **cursor,
-                 pc_error *error)
+read_environment(const cJSON *section, size_t count, pc_manifest *manifest,
+                 char **cursor, pc_error *error)
 {
     static const place top = {NULL, 0};
     const cJSON *item = NULL;
@@ -196,8 +193,7 @@ read_environment(const cJSON *section, size_t count, pc_manifest *manifest, char
     if (manifest->environment == NULL) {
         return pc_fail(error, PC_NO_MEMORY, "no memory for the environment");
     }
-    cJSON_ArrayForEach(item, section)
-    {
+    cJSON_ArrayForEach(item, section) {
         if (!cJSON_IsString(item)) {
             return refuse(&top, "environment", "strings as values", error);
         }
@@ -256,9 +252,10 @@ read_blob(const cJSON *item, const place *where, pc_blob_info *blob, pc_error *e
         (status = get_integer(item, where, "offset", &blob->offset, error)) != PC_OK ||
         (status = get_digest(item, where, "raw_sha256", blob->raw_sha256, error)) !=
             PC_OK ||
-        (status = get_integer(item, where, "raw_size", &blob->raw_size, error)) != PC_OK ||
-        (status = get_digest(item, where, "stored_sha256", blob->stored_sha256, error)) !=
+        (status = get_integer(item, where, "raw_size", &blob->raw_size, error)) !=
             PC_OK ||
+        (status = get_digest(item, where, "stored_sha256", blob->stored_sha256,
+                             error)) != PC_OK ||
         (status = get_integer(item, where, "stored_size", &blob->stored_size, error)) !=
             PC_OK) {
         return status;
@@ -296,8 +293,7 @@ read_blobs(const cJSON *section, size_t count, pc_manifest *manifest, pc_error *
     if (manifest->blobs == NULL) {
         return pc_fail(error, PC_NO_MEMORY, "no memory for %zu blobs", count);
     }
-    cJSON_ArrayForEach(item, section)
-    {
+    cJSON_ArrayForEach(item, section) {
         place where = {"blobs", manifest->blob_count};
         pc_blob_info *blob = &manifest->blobs[manifest->blob_count];
         pc_status status = read_blob(item, &where, blob, error);
@@ -347,8 +343,7 @@ read_entries(const cJSON *section, size_t count, pc_manifest *manifest, char **c
     if (manifest->entries == NULL) {
         return pc_fail(error, PC_NO_MEMORY, "no memory for %zu entries", count);
     }
-    cJSON_ArrayForEach(item, section)
-    {
+    cJSON_ArrayForEach(item, section) {
         place where = {"entries", manifest->entry_count};
         pc_entry *entry = &manifest->entries[manifest->entry_count];
         const char *kind = NULL;
@@ -360,7 +355,8 @@ read_entries(const cJSON *section, size_t count, pc_manifest *manifest, char **c
                            where.index);
         }
         if ((status = get_integer(item, &where, "blob", &blob, error)) != PC_OK ||
-            (status = get_digest(item, &where, "digest", entry->digest, error)) != PC_OK ||
+            (status = get_digest(item, &where, "digest", entry->digest, error)) !=
+                PC_OK ||
             (status = get_text(item, &where, "kind", &kind, error)) != PC_OK ||
             (status = get_text(item, &where, "name", &name, error)) != PC_OK) {
             return status;
@@ -368,11 +364,13 @@ read_entries(const cJSON *section, size_t count, pc_manifest *manifest, char **c
         if (blob >= manifest->blob_count) {
             return refuse(&where, "blob", "the index of a blob", error);
         }
-        if (memcmp(entry->digest, manifest->blobs[blob].raw_sha256, PC_DIGEST_SIZE) != 0) {
+        if (memcmp(entry->digest, manifest->blobs[blob].raw_sha256, PC_DIGEST_SIZE) !=
+            0) {
             return refuse(&where, "digest", "the raw digest of its blob", error);
         }
         if (!pc_kind_valid(kind, strlen(kind))) {
-            return refuse(&where, "kind", "a lower-case word of at most 32 bytes", error);
+            return refuse(&where, "kind", "a lower-case word of at most 32 bytes",
+                          error);
         }
         if (strlen(name) > PC_MAX_NAME) {
             return refuse(&where, "name", "at most 512 bytes", error);
@@ -422,7 +420,7 @@ pc_status
 pc_manifest_fingerprint(const pc_entry *entries, size_t count,
                         char fingerprint[PC_HEX_SIZE], pc_error *error)
 {
-    uint8_t(*digests)[PC_DIGEST_SIZE] = pc_calloc(count, PC_DIGEST_SIZE); /* owned */
+    uint8_t (*digests)[PC_DIGEST_SIZE] = pc_calloc(count, PC_DIGEST_SIZE); /* owned */
     uint8_t result[PC_DIGEST_SIZE];
     char text[PC_HEX_SIZE];
     size_t frames = 0;
@@ -466,7 +464,8 @@ read_fingerprint(const cJSON *root, pc_manifest *manifest, pc_error *error)
 }
 
 pc_status
-pc_manifest_parse(const char *text, size_t length, pc_manifest *manifest, pc_error *error)
+pc_manifest_parse(const char *text, size_t length, pc_manifest *manifest,
+                  pc_error *error)
 {
     cJSON *root = NULL; /* owned */
     const cJSON *environment = NULL;
@@ -499,8 +498,8 @@ pc_manifest_parse(const char *text, size_t length, pc_manifest *manifest, pc_err
     cursor = manifest->strings;
     if ((status = check_keys(root, error)) != PC_OK ||
         (status = check_features(root, error)) != PC_OK ||
-        (status = get_section(root, "environment", true, &environment, &environment_count,
-                              error)) != PC_OK ||
+        (status = get_section(root, "environment", true, &environment,
+                              &environment_count, error)) != PC_OK ||
         (status = get_section(root, "blobs", false, &blobs, &blob_count, error)) !=
             PC_OK ||
         (status = get_section(root, "entries", false, &entries, &entry_count, error)) !=
@@ -508,7 +507,8 @@ pc_manifest_parse(const char *text, size_t length, pc_manifest *manifest, pc_err
         (status = read_environment(environment, environment_count, manifest, &cursor,
                                    error)) != PC_OK ||
         (status = read_blobs(blobs, blob_count, manifest, error)) != PC_OK ||
-        (status = read_entries(entries, entry_count, manifest, &cursor, error)) != PC_OK ||
+        (status = read_entries(entries, entry_count, manifest, &cursor, error)) !=
+            PC_OK ||
         (status = check_blobs_used(manifest, error)) != PC_OK ||
         (status = read_fingerprint(root, manifest, error)) != PC_OK) {
         goto done;

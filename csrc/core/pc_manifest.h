@@ -19,8 +19,8 @@ typedef struct {
 } pc_pair;
 
 typedef struct {
-    const char *kind; /* [a-z][a-z0-9_]*, at most PC_MAX_KIND bytes */
-    const char *name; /* UTF-8 without NUL, at most PC_MAX_NAME bytes */
+    const char *kind;               /* [a-z][a-z0-9_]*, at most PC_MAX_KIND bytes */
+    const char *name;               /* UTF-8 without NUL, at most PC_MAX_NAME bytes */
     uint8_t digest[PC_DIGEST_SIZE]; /* of the raw bytes */
     size_t blob;                    /* index */
 } pc_entry;

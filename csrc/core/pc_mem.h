@@ -5,7 +5,7 @@
 #include <stddef.h>
 
 /* Return memory that pc_free releases, or NULL when there is none. A size of 0 gives
-   a pointer that is not NULL. The array forms return NULL when the product overflows. */
+   a pointer that is not NULL. The array forms give NULL when the product overflows. */
 void *pc_malloc(size_t size);
 void *pc_calloc(size_t count, size_t size);
 void *pc_realloc_array(void *memory, size_t count, size_t size);

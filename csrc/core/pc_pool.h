@@ -10,7 +10,8 @@
 
 /* Does task *index* of *context*. *worker* (< the number of workers) names the thread
    that runs it, for scratch memory that needs no lock. Fills *error* when it fails. */
-typedef pc_status (*pc_task)(void *context, size_t worker, size_t index, pc_error *error);
+typedef pc_status (*pc_task)(void *context, size_t worker, size_t index,
+                             pc_error *error);
 
 /* How many workers to use: *threads*, or when it is 0 one per usable processor, but no
    more than one for *grain* units of the *work*, than *count*, or than PC_MAX_WORKERS.

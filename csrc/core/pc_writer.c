@@ -75,8 +75,8 @@ check_text(const char *what, const char *text, size_t limit, pc_error *error)
     }
     if (length > limit) {
         return pc_fail(error, PC_BAD_ARGUMENT,
-                       "write_artifact: %s \"%.60s...\" has %zu bytes, more than %zu", what,
-                       text, length, limit);
+                       "write_artifact: %s \"%.60s...\" has %zu bytes, more than %zu",
+                       what, text, length, limit);
     }
     return PC_OK;
 }
@@ -100,10 +100,11 @@ check_arguments(const write_job *job, size_t count, pc_error *error)
     for (size_t i = 0; i < count && status == PC_OK; i++) {
         const pc_item *item = &job->items[i];
         if (!pc_kind_valid(item->kind, strlen(item->kind))) {
-            return pc_fail(error, PC_BAD_ARGUMENT,
-                           "write_artifact: entry %zu: kind: expected a lower-case word "
-                           "of at most %d bytes",
-                           i, PC_MAX_KIND);
+            return pc_fail(
+                error, PC_BAD_ARGUMENT,
+                "write_artifact: entry %zu: kind: expected a lower-case word "
+                "of at most %d bytes",
+                i, PC_MAX_KIND);
         }
         if ((uint64_t)item->size > PC_MAX_RAW) {
             return pc_fail(error, PC_BAD_ARGUMENT,
@@ -116,7 +117,8 @@ check_arguments(const write_job *job, size_t count, pc_error *error)
         const pc_pair *pair = &manifest->environment[i];
         status = check_text("a key of the environment", pair->key, 1 << 10, error);
         if (status == PC_OK) {
-            status = check_text("a value of the environment", pair->value, 1 << 20, error);
+            status =
+                check_text("a value of the environment", pair->value, 1 << 20, error);
         }
         if (status == PC_OK && i > 0 && strcmp(pair[-1].key, pair->key) == 0) {
             return pc_fail(error, PC_BAD_ARGUMENT,
@@ -136,7 +138,8 @@ typedef struct {
 static int
 compare_sortables(const void *a, const void *b)
 {
-    return pc_entry_compare(&((const sortable *)a)->entry, &((const sortable *)b)->entry);
+    return pc_entry_compare(&((const sortable *)a)->entry,
+                            &((const sortable *)b)->entry);
 }
 
 /* Sorts the entries and drops those that are equal. */
@@ -206,8 +209,8 @@ assign_blobs(write_job *job, pc_error *error)
     }
     qsort(places, count, sizeof(*places), compare_places);
     for (size_t i = 0; i < count; i++) {
-        bool same =
-            i > 0 && memcmp(places[i - 1].digest, places[i].digest, PC_DIGEST_SIZE) == 0;
+        bool same = i > 0 &&
+                    memcmp(places[i - 1].digest, places[i].digest, PC_DIGEST_SIZE) == 0;
         first[places[i].entry] = same ? first[places[i - 1].entry] : places[i].entry;
     }
     for (size_t i = 0; i < count; i++) {
@@ -239,7 +242,8 @@ lay_out(pc_manifest *manifest, uint64_t *manifest_offset, pc_error *error)
         manifest->blobs[i].offset = at;
         if (!pc_add_u64(at, manifest->blobs[i].stored_size, &end) ||
             !pc_align_u64(end, &at) || at > (uint64_t)1 << 53) {
-            return pc_fail(error, PC_BAD_ARGUMENT, "write_artifact: more than 2^53 bytes");
+            return pc_fail(error, PC_BAD_ARGUMENT,
+                           "write_artifact: more than 2^53 bytes");
         }
     }
     *manifest_offset = at;
@@ -282,7 +286,8 @@ sink_pad(sink *out, pc_error *error)
 }
 
 static pc_status
-write_content(const write_job *job, sink *out, uint64_t manifest_offset, pc_error *error)
+write_content(const write_job *job, sink *out, uint64_t manifest_offset,
+              pc_error *error)
 {
     uint8_t header[PC_HEADER_SIZE] = {0};
     char *text = NULL; /* owned */
@@ -481,8 +486,9 @@ pc_writer_write(const char *path, const pc_pair *environment, size_t environment
                               hash_task, &job, error)) != PC_OK ||
         (status = sort_entries(&job, error)) != PC_OK ||
         (status = assign_blobs(&job, error)) != PC_OK ||
-        (status = pc_manifest_fingerprint(job.manifest.entries, job.manifest.entry_count,
-                                          job.manifest.fingerprint, error)) != PC_OK ||
+        (status =
+             pc_manifest_fingerprint(job.manifest.entries, job.manifest.entry_count,
+                                     job.manifest.fingerprint, error)) != PC_OK ||
         (status =
              pc_pool_run(pc_pool_workers(0, job.manifest.blob_count, work, PACK_GRAIN),
                          job.manifest.blob_count, pack_task, &job, error)) != PC_OK ||

@@ -8,6 +8,7 @@ names made of content, so that the same program always freezes to the same bytes
 from __future__ import annotations
 
 import dataclasses
+import dis
 import functools
 import hashlib
 import inspect
@@ -21,12 +22,11 @@ from typing import Any
 import torch
 
 from precomp import _core
-from precomp.data import dumps
+from precomp.data import dumps, loads
 from precomp.freeze import codepath
 from precomp.freeze.guards import GuardRecorder
 from precomp.freeze.module import freeze_module
-from precomp.freeze.plan import PlanRecorder, PlanSource
-from precomp.freeze.plan import freeze as freeze_plan
+from precomp.freeze.plan import GraphSource, PlanRecorder
 from precomp.freeze.store import Store, Unsupported
 from precomp.freeze.values import encode, encode_code
 from precomp.torch_api import capture as capture_api
@@ -75,7 +75,7 @@ class Skipped:
 class Installed:
     """A global that Dynamo put into a module for its bytecode or guards."""
 
-    kind: str  # plan, builtins, resume, resume_closure, mod, val
+    kind: str  # plan, builtins, resume, resume_closure, mod, val, refused
     value: Any
 
 
@@ -92,7 +92,7 @@ def backend_record(callback: Any) -> dict[str, Any]:
         return {"backend": str(name), "config": {}, "dynamic": None, "name": None}
     return {
         "backend": "inductor",
-        "config": dict(backend.config),
+        "config": dict(sorted(backend.config.items())),
         "dynamic": backend.dynamic,
         "name": backend.name,
     }
@@ -164,7 +164,10 @@ class FrameRecorder:
 
     def _record_global(self, scope: dict[str, Any], name: str, value: Any) -> None:
         if name.startswith(COMPILED):
-            entry = Installed("plan", self.plans.claim(name))
+            try:
+                entry = Installed("plan", self.plans.claim(name))
+            except Unsupported as refusal:
+                entry = Installed("refused", refusal)
         elif name.startswith(BUILTINS):
             entry = Installed("builtins", None)
         elif isinstance(value, types.FunctionType) and RESUME in value.__code__.co_name:
@@ -265,12 +268,14 @@ class FrameFreezer:
         for scope in recorder.scopes:
             self._name_globals(scope)
 
-    def _plan(self, source: PlanSource) -> str:
+    def _plan(self, source: GraphSource) -> str:
         known = self.plan_digests.get(id(source))
         if known is None:
             try:
-                record = freeze_plan(source, lambda graph: freeze_module(graph, self.store))
-                known = self.store.add("plan", source.name_hint, dumps(record))
+                record = self.recorder.plans.freeze(
+                    source, lambda graph: freeze_module(graph, self.store)
+                )
+                known = self.store.add("plan", record["kind"], dumps(record))
             except Unsupported as refusal:
                 known = refusal
             self.plan_digests[id(source)] = known
@@ -312,6 +317,8 @@ class FrameFreezer:
         if entry.kind == "plan":
             digest = self._plan(entry.value)
             return f"__pc_plan_{digest[:16]}", ("plan", digest)
+        if entry.kind == "refused":
+            raise entry.value
         if entry.kind == "builtins":
             return "__pc_builtins", ("builtins",)
         if entry.kind == "mod":
@@ -394,7 +401,7 @@ class FrameFreezer:
                 continue
             if RESUME in code.co_name:
                 continue
-            place = codepath.find(code)
+            place = codepath.find(code, frame.f_globals.get("__name__"))
             if place is not None:
                 inlined.add((place[0], place[1], _core.code_digest(code)))
                 continue
@@ -406,6 +413,23 @@ class FrameFreezer:
                 )
             files.add((module, file_digest(filename)))
         return tuple(sorted(inlined)), tuple(sorted(files))
+
+    def helpers(self) -> set[tuple[str, str]]:
+        """Names of torch's compiler modules that the frozen bytecode and guards use."""
+        found: set[tuple[str, str]] = set()
+        for (kind, _), (_, data) in self.store.entries.items():
+            if kind == "frame":
+                found |= compiler_names(loads(data)["tape"]["ops"])
+        for frame in self.recorder.converted:
+            modules = {
+                name: entry.value
+                for (owner, name), entry in self.recorder.installed.items()
+                if owner == id(frame.f_globals)
+                and entry.kind == "mod"
+                and _in_compiler(entry.value)
+            }
+            found |= aliased_names(frame.transformed, modules)
+        return found
 
     def freeze_skips(self) -> tuple[Any, ...]:
         """Rows ``(code digest, current action, recursive action, apply_to_code, name)``."""
@@ -434,3 +458,39 @@ def file_digest(filename: str) -> str:
     """sha256 (hex) of a source file."""
     with open(filename, "rb") as stream:
         return hashlib.sha256(stream.read()).hexdigest()
+
+
+def compiler_names(value: Any) -> set[tuple[str, str]]:
+    """``(module, name)`` of everything in a record that lives in a module of torch's compiler."""
+    found: set[tuple[str, str]] = set()
+    if type(value) is tuple:
+        if len(value) >= 3 and value[0] in ("P", "PF") and _in_compiler(value[1]):
+            found.add((value[1], value[2].partition(".")[0]))
+        elif len(value) >= 3 and value[0] == "C" and _in_compiler(value[1]):
+            found.add((value[1], value[2][0][1]))
+        for item in value:
+            found |= compiler_names(item)
+    return found
+
+
+def _in_compiler(module: Any) -> bool:
+    return isinstance(module, str) and module.startswith(("torch._dynamo", "torch._inductor"))
+
+
+def aliased_names(code: types.CodeType, modules: dict[str, str]) -> set[tuple[str, str]]:
+    """``(module, name)`` that *code* reads from the modules behind the global names *modules*."""
+    found: set[tuple[str, str]] = set()
+    previous: dis.Instruction | None = None
+    for instruction in dis.get_instructions(code):
+        if (
+            previous is not None
+            and previous.opname == "LOAD_GLOBAL"
+            and previous.argval in modules
+            and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
+        ):
+            found.add((modules[previous.argval], instruction.argval))
+        previous = instruction
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= aliased_names(constant, modules)
+    return found

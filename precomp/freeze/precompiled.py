@@ -60,5 +60,3 @@ class PrecompiledWatch:
             "enter the capture first, or capture with reset=True"
         )
         return [(function, reason) for function in self._ran]
-
-

@@ -102,10 +102,9 @@ class Compiler:
 
 def innermost(fn: Any) -> Any:
     """The callable below wrappers of torch.compile, torch's or ours."""
-    while (
-        hasattr(fn, "_torchdynamo_orig_callable")
-        and getattr(fn, "_torchdynamo_wrapper_id", None) == id(fn)
-    ):
+    while hasattr(fn, "_torchdynamo_orig_callable") and getattr(
+        fn, "_torchdynamo_wrapper_id", None
+    ) == id(fn):
         fn = fn._torchdynamo_orig_callable
     return fn
 
@@ -256,6 +255,13 @@ _DEFAULTS: dict[str, Any] = {
 _compilers: dict[str, Compiler] = {}
 
 
+def default_backend() -> Any:
+    """torch's default backend; only its compiler can have been told another one."""
+    if standin.is_real():
+        return torch_api.compiler().default_backend()
+    return "inductor"
+
+
 def _compiler(arguments: dict[str, Any]) -> Compiler:
     run = runtime()
     mode = arguments["mode"]
@@ -282,7 +288,7 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: Any = "inductor",
+    backend: Any = None,
     mode: str | None = None,
     options: dict[str, Any] | None = None,
     name: str | None = None,
@@ -304,6 +310,8 @@ def compile(
         "name": name,
         "recompile_limit": recompile_limit,
     }
+    if backend is None:
+        backend = default_backend()
     theirs = (
         backend != "inductor"
         or disable

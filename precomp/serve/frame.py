@@ -70,13 +70,7 @@ class Loaded:
         """The callable of a plan entry."""
         plan = self._plans.get(digest)
         if plan is None:
-            record = loads(self.blobs[digest])
-            backward = record["bw"]
-            plan = plans.build(
-                record,
-                self.module(record["fw"]),
-                None if backward is None else self.module(backward),
-            )
+            plan = plans.load(loads(self.blobs[digest]), self.module)
             self._plans[digest] = plan
         return plan
 
@@ -101,6 +95,14 @@ def relocate(value: Any, old: str, new: str) -> Any:
     if len(value) >= 2 and value[0] in ("P", "PF", "C", "M") and value[1] == old:
         return (value[0], new, *value[2:])
     return tuple(relocate(item, old, new) for item in value)
+
+
+def binds_objects(tape: dict[str, Any]) -> bool:
+    """Whether the tree of *tape* binds to the objects of the first call that it accepts."""
+    return any(
+        op[0] == "add_epilogue_lambda_guard" and op[2] and op[2][0][0] == "rel"
+        for op in tape["ops"]
+    )
 
 
 class Runtime:
@@ -193,7 +195,9 @@ class Runtime:
     def find(self, code: types.CodeType, backend: dict[str, Any]) -> Any:
         """Entry numbers for *code*, or the FrameReturn of a frame that is never converted."""
         key = _core.code_digest(code)
-        entries = [entry for entry in self.by_key.get(key, ()) if entry.record["backend"] == backend]
+        entries = [
+            entry for entry in self.by_key.get(key, ()) if entry.record["backend"] == backend
+        ]
         for entry in entries:
             entry.asked = True
         if entries:
@@ -218,7 +222,7 @@ class Runtime:
                 pair = self._build(entry, code, f_globals)
                 self._trees[number, id(f_globals)] = pair
                 return pair
-            except (_core.Stale, modules.StaleModule) as reason:
+            except _core.Stale as reason:
                 entry.stale = str(reason)
                 self._trees[number, id(f_globals)] = None
                 return None
@@ -295,9 +299,7 @@ class Runtime:
             return importlib.import_module(spec[1])
         if kind == "val":
             return _core.decode(spec[1], standin.twins())
-        resumed = _core.decode_code(
-            spec[1], code.co_filename, code.co_firstlineno, standin.twins()
-        )
+        resumed = _core.decode_code(spec[1], code.co_filename, code.co_firstlineno, standin.twins())
         if kind == "resume":
             return types.FunctionType(resumed, f_globals, spec[2])
         # Called from bytecode as make(closure): a Python function here would be a frame too.
@@ -329,7 +331,7 @@ class Runtime:
         """Serve a second instance whose objects the bound tree of an entry refuses."""
         for number in numbers:
             entry = self.entries.get(number)
-            if entry is None or not guards.binds_objects(entry.record["tape"]):
+            if entry is None or not binds_objects(entry.record["tape"]):
                 continue
             built = self.build(number, frame.f_code, frame.f_globals)
             if built is not None and built[0](frame.f_locals):
@@ -353,7 +355,9 @@ class Runtime:
             return "; ".join(dict.fromkeys(reasons))
         same_name = self.names.get(qualname(frame.f_code), ())
         if any(e.record["key"] == _core.code_digest(frame.f_code) for e in same_name):
-            return "captured with other arguments of torch.compile (backend, mode, options, dynamic)"
+            return (
+                "captured with other arguments of torch.compile (backend, mode, options, dynamic)"
+            )
         if same_name:
             return f"source of {qualname(frame.f_code)} changed since it was captured"
         return NOT_CAPTURED
@@ -377,7 +381,10 @@ class Runtime:
     def _introduce(self, code: types.CodeType, manager: Any, transformed: types.CodeType) -> None:
         real = torch_api.compiler()
         real.orig_code_map[transformed] = code
-        manager.introduce(real)
+        if type(manager) is guards.GuardWrapper:
+            manager.closure_vars = real.closure_vars()
+            manager.diff_guard_sources = real.OrderedSet()
+            manager.__class__ = real.GuardManagerWrapper
 
     def coverage(self, loaded: Loaded) -> tuple[list[str], list[str]]:
         """Names of the frames of *loaded* that were served, and of those that were not."""
@@ -398,4 +405,3 @@ def runtime() -> Runtime:
     if _runtime is None:
         _runtime = Runtime()
     return _runtime
-

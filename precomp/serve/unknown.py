@@ -62,9 +62,7 @@ def holds_torch(frame: Any) -> bool:
     f_globals = frame.f_globals
     for name in frame.f_code.co_names:
         value = f_globals.get(name)
-        if isinstance(value, types.ModuleType) and value.__name__.startswith(
-            ("torch.", "numpy.")
-        ):
+        if isinstance(value, types.ModuleType) and value.__name__.startswith(("torch.", "numpy.")):
             return True
         if isinstance(value, types.ModuleType) and value.__name__ in ("torch", "numpy"):
             return True

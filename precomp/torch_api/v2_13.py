@@ -31,7 +31,6 @@ SERVE: dict[str, str] = {
     ),
     "dict_version": "torch._C._dynamo.guards:dict_version",
     "DispatchKeySet": "torch._C:DispatchKeySet",
-    "ForceDispatchKeyGuard": "torch._C:_ForceDispatchKeyGuard",
     "DisableTorchFunction": "torch._C:DisableTorchFunction",
     "InverseReturnMode": "torch._C._functionalization:InverseReturnMode",
     "device_module": "torch.utils._device:",
@@ -42,6 +41,27 @@ SERVE: dict[str, str] = {
     ),
     "as_tensor_fullprec": "torch:_as_tensor_fullprec",
     # plan
+    "Tensor": "torch:Tensor",
+    "is_grad_enabled": "torch._C:is_grad_enabled",
+    "set_grad_enabled": "torch._C:_set_grad_enabled",
+    "is_view_replay_enabled": "torch._C:_is_view_replay_enabled",
+    "set_view_replay_enabled": "torch._C:_set_view_replay_enabled",
+    "DisableAutocast": "torch._C:_DisableAutocast",
+    "increment_version": "torch._C:_increment_version",
+    "functorch_transforms_active": "torch._C:_are_functorch_transforms_active",
+    "functorch_interpreter_stack": "torch._C._functorch:peek_interpreter_stack",
+    "functorch_unwrap_if_dead": "torch._C._functorch:unwrap_if_dead",
+    "are_deterministic_algorithms": "torch._C:_get_deterministic_algorithms",
+    "graph_task_keep_graph": "torch._C._autograd:_get_current_graph_task_keep_graph",
+    "is_key_in_tls": "torch._C:_is_key_in_tls",
+    "get_obj_in_tls": "torch._C:_get_obj_in_tls",
+    "aten_unsafe_view": "torch:ops.aten._unsafe_view.default",
+    "functionalization": "torch._C._functionalization",
+    "apply_view_meta_sequence": "torch._C._functionalization:apply_view_meta_sequence",
+    "view_as_real": "torch:view_as_real",
+    "view_as_complex": "torch:view_as_complex",
+    "empty_strided": "torch:empty_strided",
+    "FunctionBase": "torch._C:_FunctionBase",
     # module and kernel
     "tensor_data_ptr": "torch._C._dynamo.guards:_torchinductor_pyobject_tensor_data_ptr",
     "OperatorDefinitions": "torch._library.custom_ops:OPDEFS",
@@ -49,13 +69,24 @@ SERVE: dict[str, str] = {
     "dispatch_dump": "torch._C:_dispatch_dump",
     "get_schema": "torch._C:_get_schema",
     # stand-in
+    "get_eval_frame_callback": "torch._C._dynamo.eval_frame:get_eval_frame_callback",
+    "add_safe_globals": "torch.serialization:add_safe_globals",
+    "remove_safe_globals": "torch._weights_only_unpickler:_remove_safe_globals",
+    "disable_dynamo": "torch._compile:_disable_dynamo",
+    "register_builtin": "torch.jit._builtins:_register_builtin",
+    "builtin_table": "torch.jit._builtins:_get_builtin_table",
+    "DISABLE_JUSTKNOBS": "torch._utils_internal:DISABLE_JUSTKNOBS",
 }
 
 # Names of torch's compiler, used while serving only once something else has imported it.
 COMPILER: dict[str, str] = {
     "CatchErrorsWrapper": "torch._dynamo.convert_frame:CatchErrorsWrapper",
     "InductorWrapper": "torch:_TorchCompileInductorWrapper",
+    "GuardManagerWrapper": "torch._dynamo.guards:GuardManagerWrapper",
     "OptimizedModule": "torch._dynamo.eval_frame:OptimizedModule",
+    "OrderedSet": "torch.utils._ordered_set:OrderedSet",
+    "closure_vars": "torch._dynamo.guards:_get_closure_vars",
+    "default_backend": "torch._dynamo.backends.registry:get_default_backend",
     "optimize": "torch._dynamo:optimize",
     "orig_code_map": "torch._dynamo.utils:orig_code_map",
 }
@@ -87,11 +118,155 @@ CAPTURE: dict[str, str] = {
     "dispatch_keys_include": "torch._C:_dispatch_tls_local_include_set",
     "dispatch_keys_exclude": "torch._C:_dispatch_tls_local_exclude_set",
     # plan
-    # module and kernel
+    "OutputGraph": "torch._dynamo.output_graph:OutputGraph",
+    "DDPOptimizer": "torch._dynamo.backends.distributed:DDPOptimizer",
+    "TorchCompileInductorWrapper": "torch:_TorchCompileInductorWrapper",
+    "inductor_backend": "torch._dynamo.backends.inductor:inductor",
+    "compile_fx": "torch._inductor.compile_fx:compile_fx",
     "CompiledFxGraph": "torch._inductor.output_code:CompiledFxGraph",
+    "AOTDispatchAutograd": (
+        "torch._functorch._aot_autograd.runtime_wrappers:AOTDispatchAutograd"
+    ),
+    "RuntimeWrapper": "torch._functorch._aot_autograd.runtime_wrappers:RuntimeWrapper",
+    "AOTDedupeWrapper": "torch._functorch._aot_autograd.runtime_wrappers:AOTDedupeWrapper",
+    "AOTSyntheticBaseWrapper": (
+        "torch._functorch._aot_autograd.runtime_wrappers:AOTSyntheticBaseWrapper"
+    ),
+    "should_disable_saved_tensors_hooks": (
+        "torch._functorch._aot_autograd.runtime_wrappers:_should_disable_saved_tensors_hooks"
+    ),
+    "MutationType": "torch._functorch._aot_autograd.schemas:MutationType",
+    "SubclassCreationMeta": "torch._functorch._aot_autograd.schemas:SubclassCreationMeta",
+    "functorch_config": "torch._functorch.config",
+    "inductor_config": "torch._inductor.config",
+    "partition_wrapper": "torch._inductor.utils:_unstable_customized_partition_wrapper",
+    "dynamo_config": "torch._dynamo.config",
+    # module and kernel
     "extern_kernels": "torch._inductor.select_algorithm:extern_kernels",
     "OpOverload": "torch._ops:OpOverload",
     "OpOverloadPacket": "torch._ops:OpOverloadPacket",
     "OpNamespace": "torch._ops:_OpNamespace",
     "Ops": "torch._ops:_Ops",
+}
+
+# ---------------------------------------------------------------- stand-in
+# What precomp.serve.standin answers without importing Dynamo (docs/standin.md).
+
+# Module files that are loaded alone, before their package; they import nothing of the compiler.
+STANDIN_ALONE: frozenset[str] = frozenset(
+    {
+        "torch._dynamo.config",
+        "torch._dynamo.external_utils",
+        "torch._dynamo._trace_wrapped_higher_order_op",
+        "torch._inductor.config",
+        "torch._inductor.custom_graph_pass",
+    }
+)
+
+# Stand-in submodules: importing one does not materialise the package.
+STANDIN_LISTED: frozenset[str] = frozenset(
+    {
+        "torch._dynamo.compiled_autograd",
+        "torch._dynamo.decorators",
+        "torch._dynamo.polyfills",
+        "torch._dynamo.trace_rules",
+        "torch._dynamo.utils",
+    }
+)
+
+# Names taken from the installed torch at capture: module -> names. Constants are
+# used by what is taken, they are not offered as attributes of the stand-in module.
+STANDIN_TAKE: dict[str, tuple[str, ...]] = {
+    "torch._dynamo.decorators": (
+        "_DimRange",
+        "_apply_func_to_inner_tensors_of_same_dim",
+        "assume_constant_result",
+        "disable",
+        "forbid_in_graph",
+        "graph_break",
+        "is_dynamo_disable_recursive",
+        "mark_dynamic",
+        "mark_static",
+        "mark_static_address",
+        "mark_unbacked",
+        "maybe_mark_dynamic",
+        "set_stance",
+        "skip_frame",
+        "step_unsupported",
+    ),
+    "torch._dynamo.eval_frame": (
+        "DisableContext",
+        "DynamoStance",
+        "check_if_dynamo_supported",
+        "innermost_fn",
+        "is_dynamo_supported",
+    ),
+    "torch._dynamo.utils": (
+        "_ddp_optimization_mode",
+        "call_size",
+        "call_storage_offset",
+        "call_stride",
+        "get_first_attr",
+        "get_optimize_ddp_mode",
+        "object_setattr_ignore_descriptor",
+        "record_pregraph_bytecode_enter",
+        "record_pregraph_bytecode_exit",
+    ),
+    "torch._dynamo.compiled_autograd": (
+        "_disable",
+        "active_disable_ctx",
+        "compiled_autograd_enabled",
+        "in_compiled_autograd_region",
+    ),
+}
+
+# Names that the stand-in ``torch._dynamo`` takes from its submodules, as the real __init__ does.
+STANDIN_TOP: dict[str, str] = {
+    "allow_in_graph": "torch._dynamo.decorators",
+    "assume_constant_result": "torch._dynamo.decorators",
+    "disable": "torch._dynamo.decorators",
+    "forbid_in_graph": "torch._dynamo.decorators",
+    "graph_break": "torch._dynamo.decorators",
+    "is_compiling": "torch._dynamo.external_utils",
+    "is_dynamo_disable_recursive": "torch._dynamo.decorators",
+    "is_dynamo_supported": "torch._dynamo.eval_frame",
+    "mark_dynamic": "torch._dynamo.decorators",
+    "mark_static": "torch._dynamo.decorators",
+    "mark_static_address": "torch._dynamo.decorators",
+    "maybe_mark_dynamic": "torch._dynamo.decorators",
+    "set_stance": "torch._dynamo.decorators",
+    "skip_frame": "torch._dynamo.decorators",
+    "step_unsupported": "torch._dynamo.decorators",
+}
+
+# Parts of torch that precomp.serve.standin_names re-states by hand because the original needs the
+# compiler: "module:definition" -> sha256 of the source it was written for.
+STANDIN_WRITTEN: dict[str, str] = {
+    "torch._dynamo.decorators:allow_in_graph": (
+        "1b59c6ef4becfd142230acb8cdcc7942d4b8535b0bc1c89d9387e67b53d20596"
+    ),
+    "torch._dynamo.eval_frame:_TorchDynamoContext.__init__": (
+        "442d220156b0287b99f68b6e63cbbd044880d09679cafbcba2e1e7b2cc5bec81"
+    ),
+    "torch._dynamo.eval_frame:_TorchDynamoContext.__enter__": (
+        "f372e2e2af8f959fe5f0e9339bf65426ef46f1ee14372fd4f37672a5983dc0d7"
+    ),
+    "torch._dynamo.eval_frame:_TorchDynamoContext.__exit__": (
+        "ad075e3a102bb5780115c51e0cc51e01895637963f814460d0886d504068b248"
+    ),
+    "torch._dynamo.eval_frame:_callback_from_stance": (
+        "7cab65bf2983d49efd744b03fbff3238072214ee237bc310080b4eeb0eec6dc6"
+    ),
+    "torch._dynamo.eval_frame:_set_stance": (
+        "b498b66f1ee1f825feed940b2eab8e7c3475f5a1703df73a8a54affea6d594c3"
+    ),
+    "torch._dynamo.trace_rules:clear_lru_cache": (
+        "bbbd8301b5f8d45703667ac51ed6ce89b0c19afd424d474d0cc9040b5031aca0"
+    ),
+    "torch._dynamo.utils:is_compile_supported": (
+        "49a904269419b9328a5342a34cd29e94218bac81b4879f1ed322d7a298558c91"
+    ),
+    "torch._dynamo.guards:GuardManagerType": (
+        "c6b0755578a804e06032b3abd1b9cd0d73039ef6a2f2dbc064dab0cb0f9edfcc"
+    ),
 }
