@@ -47,7 +47,7 @@ def bare(tmp_path):
             "PATH": "/nonexistent",
             "HOME": str(tmp_path / "home"),
             "TMPDIR": str(tmp_path / "tmp"),
-            "TORCHINDUCTOR_CACHE_DIR": "/dev/null/none",
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "home" / "cache"),
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": python_path(),
         }

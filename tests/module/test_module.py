@@ -71,7 +71,6 @@ def test_unsupported_options_of_inductor_are_refused_by_name(captured, name, rea
     assert reasons and all(reason in text for text in reasons), reasons
 
 
-
 def test_a_kernel_is_loaded_once_per_process_whichever_thread_asks(captured, bare):
     report = bare(HERE / "behaviour.py", "threads", captured[0])
     assert report == {"failures": [], "same": True, "kernels": report["loaded"], **report}
