@@ -86,6 +86,8 @@ def _refuse(graph: Any) -> None:
             f"compiled by {type(graph).__name__} (cpp_wrapper or AOTInductor), not by Inductor's "
             "Python wrapper"
         )
+    if not getattr(graph, "source_code", None):
+        raise Unsupported("Inductor kept no source of the module")
     devices = sorted(set(graph.device_types) - {"cpu"})
     if devices:
         raise Unsupported(
@@ -231,7 +233,7 @@ class _Linker:
         tree = ast.Module(body=body, type_ignores=[])
         for line, node in enumerate(body, 1):
             for item in ast.walk(node):
-                if hasattr(item, "lineno"):
+                if isinstance(item, (ast.stmt, ast.expr, ast.arg, ast.keyword)):
                     item.lineno = item.end_lineno = line
                     item.col_offset = item.end_col_offset = 0
         code = compile(ast.fix_missing_locations(tree), FILE, "exec", dont_inherit=True)

@@ -58,6 +58,15 @@ def test_digests_depend_on_neither_process_nor_place_nor_order(captured, frozen,
     assert set(summary["kernels"]) <= set(captured[1]["kernels"])
 
 
+def test_a_module_from_a_warm_cache_of_torch_has_the_same_digest(captured, frozen, capture_again):
+    cache = captured[0].parent / "cache"
+    names = ["elementwise", "operator_training"]
+    _, summary = capture_again(names, TORCHINDUCTOR_CACHE_DIR=str(cache))
+    assert [digest for _, digest, _ in summary["cases"]] == [
+        digest for name in names for digest in frozen[name]
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
