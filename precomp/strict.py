@@ -15,7 +15,7 @@ __all__ = ["strict_no_compile"]
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class strict_no_compile(_core.Gate):  # noqa: N801 - used like a function
+class strict_no_compile(_core.Gate):
     """Forbid compiling in the whole process: a context manager and a decorator.
 
     While it is entered, whatever would trace, lower, build, load from a compile cache, tune, record
@@ -67,7 +67,7 @@ class strict_no_compile(_core.Gate):  # noqa: N801 - used like a function
                             except GeneratorExit:
                                 await inner.aclose()
                                 raise
-                            except BaseException as error:
+                            except BaseException as error:  # noqa: BLE001 - handed on
                                 value = await inner.athrow(error)
                             else:
                                 value = await inner.asend(sent)
