@@ -201,6 +201,7 @@ DOORS = (
         "fallback",
         "torch._dynamo.convert_frame:CatchErrorsWrapper._handle_skip",
         _skip,
+        required=False,  # not in torch 2.11; the door of the frame stands before it
     ),
     Door("stance", "fallback", "torch._dynamo.eval_frame:_set_stance", _stance),
     Door(

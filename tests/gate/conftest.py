@@ -49,8 +49,17 @@ class Server:
         self.log.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory):
+    """Its processes have torch imported, with much of the compiler."""
     server = Server(tmp_path_factory.mktemp("gate"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def bare_server(tmp_path_factory):
+    """Its processes start without torch."""
+    server = Server(tmp_path_factory.mktemp("gate-bare"))
     yield server
     server.close()

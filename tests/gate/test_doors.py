@@ -11,27 +11,29 @@ NAMES = runpy.run_path(str(SCRIPT))
 TRIGGERS = NAMES["TRIGGERS"]
 
 
-# Programs that start without torch come first: the server imports it at the first that needs it.
-ORDERED = sorted(TRIGGERS, key=lambda name: TRIGGERS[name].torch)
-
-
 def with_mode(mode):
-    return [name for name in ORDERED if mode in TRIGGERS[name].modes]
+    return [name for name, item in TRIGGERS.items() if mode in item.modes]
 
 
-@pytest.mark.parametrize("name", [n for n in with_mode("gated") if not TRIGGERS[n].torch])
-def test_gate_stops_programs_without_torch(server, name):
-    check_gated(server, name)
+@pytest.fixture
+def ask(request):
+    def ask(name, mode):
+        with_torch = name not in TRIGGERS or TRIGGERS[name].torch
+        server = request.getfixturevalue("server" if with_torch else "bare_server")
+        return server.ask(name, mode)
+
+    return ask
 
 
 @pytest.mark.parametrize("name", with_mode("bare"))
-def test_program_compiles_without_gate(server, name):
-    assert server.ask(name, "bare")["evidence"]
+def test_program_compiles_without_gate(ask, name):
+    assert ask(name, "bare")["evidence"]
 
 
-def check_gated(server, name):
+@pytest.mark.parametrize("name", with_mode("gated"))
+def test_gate_stops_program_and_it_works_afterwards(ask, name):
     item = TRIGGERS[name]
-    answer = server.ask(name, "gated")
+    answer = ask(name, "gated")
     violation = answer["violation"]
     assert violation is not None, "not raised"
     assert answer["recorded"][0] == violation
@@ -46,14 +48,9 @@ def check_gated(server, name):
         assert file == str(SCRIPT) and int(line) > 0
 
 
-@pytest.mark.parametrize("name", [n for n in with_mode("gated") if TRIGGERS[n].torch])
-def test_gate_stops_program_and_it_works_afterwards(server, name):
-    check_gated(server, name)
-
-
 @pytest.mark.parametrize("name", with_mode("warm"))
-def test_gate_lets_warm_program_pass(server, name):
-    answer = server.ask(name, "warm")
+def test_gate_lets_warm_program_pass(ask, name):
+    answer = ask(name, "warm")
     item = TRIGGERS[name]
     if item.warm_raises:
         assert answer["violation"]["kind"] == item.kind
@@ -62,8 +59,8 @@ def test_gate_lets_warm_program_pass(server, name):
 
 
 @pytest.mark.parametrize("target", NAMES["DIRECT"])
-def test_door_without_a_program_here_closes(server, target):
-    violation = server.ask(target, "direct")["violation"]
+def test_door_without_a_program_here_closes(ask, target):
+    violation = ask(target, "direct")["violation"]
     assert violation is not None
     assert violation["kind"] == NAMES["DIRECT"][target][0]
 

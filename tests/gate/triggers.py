@@ -473,7 +473,7 @@ def cpp_command():
     "build",
     "vector instruction set",
     door="torch._inductor.cpu_vec_isa:VecISA.check_build",
-    modes=("gated",),  # the probes take seconds; the gated run makes them at its end
+    modes=("gated",),  # a probe takes seconds; the gated run makes it at its end
 )
 def vector_isa():
     """``except Exception`` round the probe would turn vectorisation off for the process."""
@@ -481,13 +481,12 @@ def vector_isa():
     from torch._inductor import cpu_vec_isa
 
     torch._inductor.config.cpp.vec_isa_ok = None
+    isa = cpu_vec_isa.VecAVX2()
+    sound = "avx2" in Path("/proc/cpuinfo").read_text()
 
     def cold():
-        isas = cpu_vec_isa.valid_vec_isa_list()
-        COUNTS["isas"] = [str(isa) for isa in isas if isa]
-        picked = cpu_vec_isa.pick_vec_isa()
-        assert not isas or picked is not cpu_vec_isa.invalid_vec_isa
-        return str(picked)
+        found = bool(isa)
+        assert found == sound
 
     return cold
 
