@@ -12,6 +12,7 @@ import dis
 import functools
 import hashlib
 import inspect
+import marshal
 import os
 import sys
 import sysconfig
@@ -422,7 +423,9 @@ class FrameFreezer:
         found: set[tuple[str, str]] = set()
         for (kind, _), (_, data) in self.store.entries.items():
             if kind == "frame":
-                found |= compiler_names(loads(data)["tape"]["ops"])
+                record = loads(data)
+                found |= compiler_names(record["tape"]["ops"])
+                found |= guarded_names(record)
         for frame in self.recorder.converted:
             modules = {
                 name: entry.value
@@ -473,6 +476,31 @@ def compiler_names(value: Any) -> set[tuple[str, str]]:
             found.add((value[1], value[2][0][1]))
         for item in value:
             found |= compiler_names(item)
+    return found
+
+
+def guarded_names(record: dict[str, Any]) -> set[tuple[str, str]]:
+    """``(module, name)`` that the guards of a frame record read from compiler modules."""
+    aliases = {
+        name: spec[1]
+        for name, spec in record["globals"]
+        if spec[0] == "mod" and _in_compiler(spec[1])
+    }
+    modules: dict[int, str] = {}
+    found: set[tuple[str, str]] = set()
+    for op in record["tape"]["ops"]:
+        if op[0] == "dict_getitem_manager" and op[3] and op[3][1] in aliases:
+            modules[op[2]] = aliases[op[3][1]]
+        elif op[0] in ("getattr_manager", "generic_getattr_manager") and op[1] in modules:
+            found.add((modules[op[1]], op[3][1]))
+        elif op[0] == "add_epilogue_lambda_guard" and op[2][0][0] == "gfn":
+            # Generated code reads G['alias'].name: take each name that the module has.
+            names = marshal.loads(op[2][0][1][0]).co_names
+            for constant in op[2][0][1][2]:
+                module = aliases.get(constant[1]) if constant[0] == "k" else None
+                if module is not None:
+                    offered = vars(sys.modules[module])
+                    found |= {(module, name) for name in names if name in offered}
     return found
 
 
