@@ -259,13 +259,15 @@ def _digest(record: Any) -> str:
 class FrameFreezer:
     """Turns what a FrameRecorder holds into entries of a Store.
 
-    ``problems`` collects ``(function, reason)`` for frames that cannot be frozen.
+    ``problems`` collects ``(function, reason)`` for frames that cannot be frozen, ``order`` the
+    digests of the frame entries in order of conversion.
     """
 
     def __init__(self, recorder: FrameRecorder, store: Store) -> None:
         self.recorder = recorder
         self.store = store
         self.problems: list[tuple[str, str]] = []
+        self.order: list[str] = []
         self.plan_digests: dict[int, str | Unsupported] = {}
         # per scope: old name -> new name, and new name -> spec or refusal
         self.renames: dict[int, dict[str, str]] = {}
@@ -354,16 +356,16 @@ class FrameFreezer:
 
     def freeze(self) -> None:
         """Add an entry for each converted frame, in order of conversion."""
-        for index, frame in enumerate(self.recorder.converted):
+        for frame in self.recorder.converted:
             name = qualname(frame.original)
             try:
-                record = self._freeze(frame, index)
+                record = self._freeze(frame)
             except Unsupported as refusal:
                 self.problems.append((name, str(refusal)))
                 continue
-            self.store.add("frame", name, dumps(record))
+            self.order.append(self.store.add("frame", name, dumps(record)))
 
-    def _freeze(self, frame: Converted, index: int) -> dict[str, Any]:
+    def _freeze(self, frame: Converted) -> dict[str, Any]:
         if frame.problems:
             raise Unsupported("; ".join(frame.problems))
         if frame.backend["backend"] != "inductor":
@@ -387,12 +389,10 @@ class FrameFreezer:
             "key": _core.code_digest(original),
             "backend": frame.backend,
             "code": encode_code(transformed, frame.original.co_firstlineno),
-            "orig": encode_code(original, frame.original.co_firstlineno),
             "globals": self._globals(scope, names),
             "tape": self.recorder.guards.record_for(frame.guard_manager, rename),
             "inlined": inlined,
             "sources": sources,
-            "index": index,
         }
 
     def _inlined(self, frame: Converted) -> tuple[Any, Any]:

@@ -39,9 +39,10 @@ class Loaded:
 
     def __init__(self, blobs: dict[str, bytes], kinds: dict[str, list[str]]) -> None:
         self.blobs = blobs
-        self.frames = [Entry(self, loads(blobs[digest])) for digest in kinds.get("frame", ())]
-        self.frames.sort(key=lambda entry: entry.record["index"])
         self.rules = [loads(blobs[digest]) for digest in kinds.get("rules", ())]
+        # Entries of one code are tried in the order in which torch compiled them.
+        order = dict.fromkeys(digest for rules in self.rules for digest in rules["order"])
+        self.frames = [Entry(self, loads(blobs[digest])) for digest in order]
         self._kernels: dict[str, Any] = {}
         self._modules: dict[str, Callable[..., Any]] = {}
         self._plans: dict[str, Callable[..., Any]] = {}
@@ -85,7 +86,6 @@ class Entry:
         self.record = record
         self.number = next(self._numbers)
         self.stale: str | None = None
-        self.asked = False
 
 
 def relocate(value: Any, old: str, new: str) -> Any:
@@ -198,8 +198,6 @@ class Runtime:
         entries = [
             entry for entry in self.by_key.get(key, ()) if entry.record["backend"] == backend
         ]
-        for entry in entries:
-            entry.asked = True
         if entries:
             return tuple(entry.number for entry in entries)
         row = self.skips.get(key)
