@@ -12,6 +12,7 @@ import dis
 import functools
 import hashlib
 import inspect
+import marshal
 import os
 import sys
 import sysconfig
@@ -29,6 +30,7 @@ from precomp.freeze.module import freeze_module
 from precomp.freeze.plan import GraphSource, PlanRecorder
 from precomp.freeze.store import Store, Unsupported
 from precomp.freeze.values import encode, encode_code
+from precomp.sources import source_digests
 from precomp.torch_api import capture as capture_api
 
 Patch = Callable[[Any, str, Any], None]
@@ -56,7 +58,7 @@ class Converted:
     guard_manager: Any
     f_globals: dict[str, Any]
     backend: dict[str, Any]
-    inlined: list[types.CodeType]
+    inlined: dict[types.CodeType, str | None]  # inlined code -> module of its globals
     problems: list[str]
 
 
@@ -109,7 +111,7 @@ class FrameRecorder:
         # (id of the module dict, name) -> what was installed there
         self.installed: dict[tuple[int, str], Installed] = {}
         self.scopes: dict[int, dict[str, Any]] = {}
-        self._inlined: list[dict[types.CodeType, None]] = []
+        self._inlined: list[dict[types.CodeType, str | None]] = []
 
     def install(self, patch: Patch) -> None:
         """Start listening; *patch(owner, name, new)* replaces an attribute while capturing."""
@@ -127,7 +129,7 @@ class FrameRecorder:
                 raise
             finally:
                 inlined = recorder._inlined.pop()
-            recorder._record(wrapper, frame, result, list(inlined))
+            recorder._record(wrapper, frame, result, inlined)
             return result
 
         patch(api.CatchErrorsWrapper, "__call__", call)
@@ -138,7 +140,8 @@ class FrameRecorder:
         def inline_init(translator: Any, *args: Any, **kwargs: Any) -> None:
             inline(translator, *args, **kwargs)
             if recorder._inlined:
-                recorder._inlined[-1][translator.f_code] = None
+                module = translator.f_globals.get("__name__")
+                recorder._inlined[-1][translator.f_code] = module
 
         patch(api.InliningInstructionTranslator, "__init__", inline_init)
 
@@ -179,7 +182,9 @@ class FrameRecorder:
         self.scopes[id(scope)] = scope
         self.installed[id(scope), name] = entry
 
-    def _record(self, wrapper: Any, frame: Any, result: Any, inlined: list[types.CodeType]) -> None:
+    def _record(
+        self, wrapper: Any, frame: Any, result: Any, inlined: dict[types.CodeType, str | None]
+    ) -> None:
         if result.guarded_code is None:
             strategy = result.frame_exec_strategy
             self.skipped.append(
@@ -254,13 +259,15 @@ def _digest(record: Any) -> str:
 class FrameFreezer:
     """Turns what a FrameRecorder holds into entries of a Store.
 
-    ``problems`` collects ``(function, reason)`` for frames that cannot be frozen.
+    ``problems`` collects ``(function, reason)`` for frames that cannot be frozen, ``order`` the
+    digests of the frame entries in order of conversion.
     """
 
     def __init__(self, recorder: FrameRecorder, store: Store) -> None:
         self.recorder = recorder
         self.store = store
         self.problems: list[tuple[str, str]] = []
+        self.order: list[str] = []
         self.plan_digests: dict[int, str | Unsupported] = {}
         # per scope: old name -> new name, and new name -> spec or refusal
         self.renames: dict[int, dict[str, str]] = {}
@@ -349,16 +356,16 @@ class FrameFreezer:
 
     def freeze(self) -> None:
         """Add an entry for each converted frame, in order of conversion."""
-        for index, frame in enumerate(self.recorder.converted):
+        for frame in self.recorder.converted:
             name = qualname(frame.original)
             try:
-                record = self._freeze(frame, index)
+                record = self._freeze(frame)
             except Unsupported as refusal:
                 self.problems.append((name, str(refusal)))
                 continue
-            self.store.add("frame", name, dumps(record))
+            self.order.append(self.store.add("frame", name, dumps(record)))
 
-    def _freeze(self, frame: Converted, index: int) -> dict[str, Any]:
+    def _freeze(self, frame: Converted) -> dict[str, Any]:
         if frame.problems:
             raise Unsupported("; ".join(frame.problems))
         if frame.backend["backend"] != "inductor":
@@ -375,51 +382,52 @@ class FrameFreezer:
         )
         original = rename_code(frame.original, rename)
         transformed = rename_code(frame.transformed, rename)
-        inlined, files = self._inlined(frame)
+        inlined, sources = self._inlined(frame)
         return {
             "name": qualname(frame.original),
             "module": module,
             "key": _core.code_digest(original),
             "backend": frame.backend,
             "code": encode_code(transformed, frame.original.co_firstlineno),
-            "orig": encode_code(original, frame.original.co_firstlineno),
             "globals": self._globals(scope, names),
             "tape": self.recorder.guards.record_for(frame.guard_manager, rename),
             "inlined": inlined,
-            "files": files,
-            "index": index,
+            "sources": sources,
         }
 
     def _inlined(self, frame: Converted) -> tuple[Any, Any]:
         """Digests of the inlined code that neither torch's nor Python's version fixes."""
         inlined = set()
-        files = set()
+        sources = set()
         own = nested_code(frame.original)
-        for code in frame.inlined:
+        for code, module in frame.inlined.items():
             filename = code.co_filename
             if fixed_by_version(filename) or code in own:
                 continue
             if RESUME in code.co_name:
                 continue
-            place = codepath.find(code, frame.f_globals.get("__name__"))
+            place = codepath.find(code, module)
             if place is not None:
                 inlined.add((place[0], place[1], _core.code_digest(code)))
                 continue
-            module = _module_of_file(filename)
-            if module is None:
+            digest = _core.code_digest(code)
+            holder = _module_of_file(filename)
+            if holder is None or digest not in source_digests(holder):
                 raise Unsupported(
                     f"inlined function {qualname(code)} cannot be found again: "
-                    "no module holds it and it has no source file"
+                    "no module holds it, nor the source file of one"
                 )
-            files.add((module, file_digest(filename)))
-        return tuple(sorted(inlined)), tuple(sorted(files))
+            sources.add((holder, digest))
+        return tuple(sorted(inlined)), tuple(sorted(sources))
 
     def helpers(self) -> set[tuple[str, str]]:
         """Names of torch's compiler modules that the frozen bytecode and guards use."""
         found: set[tuple[str, str]] = set()
         for (kind, _), (_, data) in self.store.entries.items():
             if kind == "frame":
-                found |= compiler_names(loads(data)["tape"]["ops"])
+                record = loads(data)
+                found |= compiler_names(record["tape"]["ops"])
+                found |= guarded_names(record)
         for frame in self.recorder.converted:
             modules = {
                 name: entry.value
@@ -454,12 +462,6 @@ def _module_of_file(filename: str) -> str | None:
     return None
 
 
-def file_digest(filename: str) -> str:
-    """sha256 (hex) of a source file."""
-    with open(filename, "rb") as stream:
-        return hashlib.sha256(stream.read()).hexdigest()
-
-
 def compiler_names(value: Any) -> set[tuple[str, str]]:
     """``(module, name)`` of everything in a record that lives in a module of torch's compiler."""
     found: set[tuple[str, str]] = set()
@@ -470,6 +472,31 @@ def compiler_names(value: Any) -> set[tuple[str, str]]:
             found.add((value[1], value[2][0][1]))
         for item in value:
             found |= compiler_names(item)
+    return found
+
+
+def guarded_names(record: dict[str, Any]) -> set[tuple[str, str]]:
+    """``(module, name)`` that the guards of a frame record read from compiler modules."""
+    aliases = {
+        name: spec[1]
+        for name, spec in record["globals"]
+        if spec[0] == "mod" and _in_compiler(spec[1])
+    }
+    modules: dict[int, str] = {}
+    found: set[tuple[str, str]] = set()
+    for op in record["tape"]["ops"]:
+        if op[0] == "dict_getitem_manager" and op[3] and op[3][1] in aliases:
+            modules[op[2]] = aliases[op[3][1]]
+        elif op[0] in ("getattr_manager", "generic_getattr_manager") and op[1] in modules:
+            found.add((modules[op[1]], op[3][1]))
+        elif op[0] == "add_epilogue_lambda_guard" and op[2][0][0] == "gfn":
+            # Generated code reads G['alias'].name: take each name that the module has.
+            names = marshal.loads(op[2][0][1][0]).co_names
+            for constant in op[2][0][1][2]:
+                module = aliases.get(constant[1]) if constant[0] == "k" else None
+                if module is not None:
+                    offered = vars(sys.modules[module])
+                    found |= {(module, name) for name in names if name in offered}
     return found
 
 

@@ -86,6 +86,8 @@ def _refuse(graph: Any) -> None:
             f"compiled by {type(graph).__name__} (cpp_wrapper or AOTInductor), not by Inductor's "
             "Python wrapper"
         )
+    if not getattr(graph, "source_code", None):
+        raise Unsupported("Inductor kept no source of the module")
     devices = sorted(set(graph.device_types) - {"cpu"})
     if devices:
         raise Unsupported(
@@ -169,6 +171,9 @@ def _forbidden(encoded: Any) -> str | None:
     return None
 
 
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
 def _bound_names(node: ast.AST) -> set[str]:
     """Names that the body of a function (without nested functions) binds."""
     names: set[str] = set()
@@ -179,7 +184,7 @@ def _bound_names(node: ast.AST) -> set[str]:
         if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             names.add(item.name)
             continue
-        if isinstance(item, ast.Lambda):
+        if isinstance(item, (ast.Lambda, *_COMPREHENSIONS)):
             continue
         if isinstance(item, ast.arg):
             names.add(item.arg)
@@ -228,7 +233,7 @@ class _Linker:
         tree = ast.Module(body=body, type_ignores=[])
         for line, node in enumerate(body, 1):
             for item in ast.walk(node):
-                if hasattr(item, "lineno"):
+                if isinstance(item, (ast.stmt, ast.expr, ast.arg, ast.keyword)):
                     item.lineno = item.end_lineno = line
                     item.col_offset = item.end_col_offset = 0
         code = compile(ast.fix_missing_locations(tree), FILE, "exec", dont_inherit=True)
@@ -451,8 +456,24 @@ class _Resolver(ast.NodeTransformer):
         self.scopes.pop()
         return node
 
+    def _comprehension(self, node: Any) -> Any:
+        # The first iterable belongs to the scope outside.
+        node.generators[0].iter = self.visit(node.generators[0].iter)
+        targets = (item for part in node.generators for item in ast.walk(part.target))
+        self.scopes.append({item.id for item in targets if isinstance(item, ast.Name)})
+        for number, part in enumerate(node.generators):
+            if number:
+                part.iter = self.visit(part.iter)
+            part.ifs = [self.visit(item) for item in part.ifs]
+        for field in ("elt", "key", "value"):
+            if hasattr(node, field):
+                setattr(node, field, self.visit(getattr(node, field)))
+        self.scopes.pop()
+        return node
+
     visit_FunctionDef = _scope
     visit_Lambda = _scope
+    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _comprehension
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         parts: list[str] = []

@@ -97,7 +97,7 @@ def encode(value: Any) -> Encoded:
         return _encode_function(value)
     path = find_path(value)
     if path is not None:
-        return ("P", *path)
+        return ("P", *path, _core.kind_of(value))
     if isinstance(value, type):
         return _encode_hidden_type(value)
     raise Unencodable(f"{describe(value)} cannot be written as data")
@@ -192,7 +192,7 @@ def _encode_function(value: types.FunctionType) -> Encoded:
     if path is None:
         raise Unencodable(f"no module leads to the {describe(value)}")
     if is_library(path[0]):
-        return ("P", *path)
+        return ("P", *path, _core.kind_of(value))
     return ("PF", *path, _core.code_digest(value.__code__))
 
 
@@ -248,6 +248,9 @@ def _path_candidates(value: Any) -> list[tuple[str, str]]:
         ("math", name),
         ("operator", name),
     ]
+    if isinstance(value, types.BuiltinFunctionType):
+        # Functions made by pybind11 may name a module that does not exist.
+        found += [(module, name) for module in sorted(sys.modules) if module.startswith("torch._C")]
     return found
 
 

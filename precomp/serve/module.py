@@ -15,7 +15,6 @@ from precomp import _core, operators, torch_api
 #: Raised by ``load`` when an operator is missing or differs from the captured one.
 StaleModule = _core.Stale
 
-# Code of modules runs below the frame evaluator; neither it nor what it calls is to be looked at.
 _NAME = "precomp.module"
 
 
@@ -26,7 +25,6 @@ def load(record: dict[str, Any], kernel: Callable[[str], Callable[..., Any]]) ->
     when an operator that the module calls is missing or has changed since capture. Constants are
     made anew and live as long as the function.
     """
-    torch_api.serve()
     _check_operators(record["ops"])
     namespace: dict[str, Any] = {"__builtins__": builtins, "__name__": _NAME}
     for name, encoded in record["extern"]:
@@ -36,7 +34,8 @@ def load(record: dict[str, Any], kernel: Callable[[str], Callable[..., Any]]) ->
     for name, *description in record["constants"]:
         namespace[name] = _constant(*description)
     code = marshal.loads(record["code"])
-    _skip(code)
+    names = torch_api.serve()
+    _skip(code, names.FrameExecStrategy(names.FrameAction.SKIP, names.FrameAction.SKIP))
     exec(code, namespace)
     return namespace["call"]
 
@@ -67,11 +66,9 @@ def _constant(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], data
     return flat.view(getattr(torch, dtype)).as_strided(shape, strides)
 
 
-def _skip(code: CodeType) -> None:
+def _skip(code: CodeType, strategy: Any) -> None:
     """Keep the frame evaluator off the code of a module and off all that it calls."""
-    names = torch_api.serve()
-    skip = names.FrameExecStrategy(names.FrameAction.SKIP, names.FrameAction.SKIP)
+    torch_api.serve().set_code_exec_strategy(code, strategy)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            names.set_code_exec_strategy(constant, skip)
-            _skip(constant)
+            _skip(constant, strategy)

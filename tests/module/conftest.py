@@ -36,24 +36,33 @@ def run_python(args, cwd, stdin=None, **environment):
     return json.loads(lines[-1]) if lines else None
 
 
-@pytest.fixture
-def bare(tmp_path):
-    """Run Python in an empty directory, without PATH, HOME or caches."""
+def runner(directory: Path):
+    """Runs Python in an empty directory, without PATH or caches and with a HOME of its own."""
     for name in ("home", "tmp", "cwd"):
-        (tmp_path / name).mkdir()
+        (directory / name).mkdir()
+    base = {
+        "PATH": "/nonexistent",
+        "HOME": str(directory / "home"),
+        "TMPDIR": str(directory / "tmp"),
+        "TORCHINDUCTOR_CACHE_DIR": str(directory / "home" / "cache"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": python_path(),
+    }
 
     def run(*args, stdin=None, **environment):
-        base = {
-            "PATH": "/nonexistent",
-            "HOME": str(tmp_path / "home"),
-            "TMPDIR": str(tmp_path / "tmp"),
-            "TORCHINDUCTOR_CACHE_DIR": "/nonexistent",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": python_path(),
-        }
-        return run_python(args, tmp_path / "cwd", stdin, **{**base, **environment})
+        return run_python(args, directory / "cwd", stdin, **{**base, **environment})
 
     return run
+
+
+@pytest.fixture
+def bare(tmp_path):
+    return runner(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    return runner(tmp_path_factory.mktemp("python"))
 
 
 def capture(directory: Path, names, **environment):

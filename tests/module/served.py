@@ -49,7 +49,7 @@ def same(a: Any, b: Any) -> bool:
         )
     if isinstance(a, (tuple, list)):
         return len(a) == len(b) and all(map(same, a, b))
-    return type(a) is type(b) and a == b
+    return type(a) is type(b) and (a == b or (a != a and b != b))  # NaN is NaN here
 
 
 def clone(value: Any) -> Any:

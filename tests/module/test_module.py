@@ -48,7 +48,7 @@ def test_custom_operators_are_served_bit_identically(captured, frozen, bare):
 
 
 def test_digests_depend_on_neither_process_nor_place_nor_order(captured, frozen, capture_again):
-    names = ["constants", "operators", "products"]
+    names = ["constants", "operators"]
     environment = {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1", "TMPDIR": "/tmp"}
     _, summary = capture_again(names[::-1], **environment)
     again: dict[str, list[str]] = {}
@@ -56,6 +56,15 @@ def test_digests_depend_on_neither_process_nor_place_nor_order(captured, frozen,
         again.setdefault(name, []).append(digest)
     assert again == {name: frozen[name] for name in names}
     assert set(summary["kernels"]) <= set(captured[1]["kernels"])
+
+
+def test_a_module_from_a_warm_cache_of_torch_has_the_same_digest(captured, frozen, capture_again):
+    cache = captured[0].parent / "cache"
+    names = ["elementwise", "operator_training"]
+    _, summary = capture_again(names, TORCHINDUCTOR_CACHE_DIR=str(cache))
+    assert [digest for _, digest, _ in summary["cases"]] == [
+        digest for name in names for digest in frozen[name]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +78,6 @@ def test_digests_depend_on_neither_process_nor_place_nor_order(captured, frozen,
 def test_unsupported_options_of_inductor_are_refused_by_name(captured, name, reason):
     reasons = [refused for case, _, refused in captured[1]["cases"] if case == name]
     assert reasons and all(reason in text for text in reasons), reasons
-
 
 
 def test_a_kernel_is_loaded_once_per_process_whichever_thread_asks(captured, bare):

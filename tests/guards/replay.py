@@ -1,0 +1,81 @@
+"""replay.py DIR: rebuilds the tapes of record.py without torch's compiler and decides again."""
+
+import json
+import sys
+from pathlib import Path
+
+import harness
+import oracle
+import programs
+
+from precomp import _core, data, torch_api
+from precomp.serve import guards
+
+
+def main(out: Path) -> None:
+    torch_api.serve()
+    f_globals = vars(programs)
+    results = {}
+    recorded = json.loads((out / "recorded.json").read_text())
+    for name, entry in recorded.items():
+        if "refused" in entry:
+            continue
+        program = programs.PROGRAMS[name]()
+        harness.install_globals(entry["specs"], f_globals)
+        record = data.loads((out / f"{name}.tape").read_bytes())
+        tape = _core.GuardTape(record)
+        keep = []
+
+        def fresh(tape=tape, keep=keep):
+            root, kept = guards.build(
+                tape, f_globals, None, harness.GuardManagerType, harness.building()
+            )
+            keep.append(kept)
+            return root
+
+        def opinion(record=record):
+            return oracle.build(record, f_globals)
+
+        old = fresh()
+        first = harness.decide_base(program, old.check)
+        second = opinion()
+        harness.decide_base(program, second)
+        decisions, before, opinions, reasons = {}, {}, {}, {}
+        for variation in program.variations:
+            decisions[variation] = harness.decide(program, variation, old.check)
+            reasons[variation] = harness.decide(
+                program, variation, lambda f_locals: guards.explain(old, f_locals, f_globals)
+            )
+            decisions[f"{variation}, undone"] = harness.decide_base(program, old.check)
+            # A tree that is built while the state differs already.
+            made = []
+
+            def build_and_check(f_locals, fresh=fresh, made=made):
+                try:
+                    made.append(fresh())
+                except _core.Stale:
+                    return False  # seen even before a tree is there
+                return made[0].check(f_locals)
+
+            before[variation] = harness.decide(program, variation, build_and_check)
+            again = made[0].check if made else fresh().check
+            before[f"{variation}, undone"] = harness.decide_base(program, again)
+            opinions[variation] = harness.decide(program, variation, second)
+            opinions[f"{variation}, undone"] = harness.decide_base(program, second)
+        results[name] = {
+            "first": first,
+            "binds": tape.binds,
+            "decisions": decisions,
+            "before": before,
+            "oracle": opinions,
+            "reasons": reasons,
+        }
+    loaded = [
+        module
+        for module in sys.modules
+        if module.startswith(("torch._dynamo", "torch._inductor", "triton", "sympy"))
+    ]
+    (out / "replayed.json").write_text(json.dumps({"programs": results, "loaded": loaded}))
+
+
+main(Path(sys.argv[1]))
