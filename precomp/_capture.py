@@ -126,7 +126,8 @@ class Capture(_core.Capture):
         if report.problems and self.on_unsupported == "raise":
             lines = "".join(f"\n  {name}: {reason}" for name, reason in report.problems)
             raise UnsupportedCaptureError(
-                f"{path}: not written, {len(report.problems)} function(s) cannot be frozen:{lines}\n"
+                f"{path}: not written, {len(report.problems)} function(s) cannot be frozen:"
+                f"{lines}\n"
                 'Change them, or capture with on_unsupported="skip" to leave them out.',
                 report.problems,
             )

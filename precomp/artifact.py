@@ -87,6 +87,8 @@ class Artifact:
     __slots__ = ("__weakref__", "_core", "_entries")
 
     def __init__(self, core: _core.Artifact) -> None:
+        if type(core) is not _core.Artifact:
+            raise TypeError("Artifact: use Artifact.open(path)")
         self._core = core
         self._entries: tuple[Entry, ...] | None = None
 

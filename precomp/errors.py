@@ -1,4 +1,4 @@
-"""All exceptions of precomp. They pickle, and each message names what, where, expected and found."""
+"""All exceptions of precomp. They pickle; each message names what, where, expected and found."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ class CompileViolation(BaseException):
     ``hint``: what to do.
     """
 
-    def __init__(self, kind: str, what: str, why: str = "", where: str = "", hint: str = "") -> None:
+    def __init__(
+        self, kind: str, what: str, why: str = "", where: str = "", hint: str = ""
+    ) -> None:
         super().__init__(kind, what, why, where, hint)
         self.kind = kind
         self.what = what

@@ -1,8 +1,8 @@
 """Python functions inside guard trees, rebuilt from data without torch's compiler.
 
 ``precomp.freeze.guards`` writes the encoded functions, this module reads them: both sides of one
-format. Tags (docs/guards.md): ``saved_hooks functorch gfn fn rel late nodes module mode_at stream
-from_numpy dataclass_fields count subclass_value``.
+format. Tags (docs/guards.md): ``saved_hooks functorch gfn fn rel at late nodes module mode_at
+stream from_numpy dataclass_fields count subclass_value``.
 """
 
 from __future__ import annotations
@@ -133,6 +133,7 @@ ACCESSORS: dict[str, Callable[[Any, Any], Any]] = {
     "func_defaults_manager": lambda value, key: value.__defaults__,
     "func_kwdefaults_manager": lambda value, key: value.__kwdefaults__,
     "closure_manager": lambda value, key: value.__closure__,
+    "lambda_manager": lambda value, key: key(value),
 }
 
 
@@ -149,12 +150,12 @@ def _relations(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
     the first call that fits; from then on only these fit."""
     targets = [
         (
-            tuple((method, None if key is None else _core.decode(key, twins)) for method, key in p),
+            _decode_path(path, f_globals, twins),
             group,
             _core.decode(kind, twins),
             None if value is None else (_core.decode(value, twins),),
         )
-        for p, group, kind, value in encoded[1]
+        for path, group, kind, value in encoded[1]
     ]
     bound: list[Any] = []
 
@@ -175,6 +176,24 @@ def _relations(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
         return True
 
     return relations
+
+
+def _decode_path(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Path:
+    path = []
+    for method, key in encoded:
+        if method == "lambda_manager":
+            key = decode_function(key, f_globals, twins)
+        elif key is not None:
+            key = _core.decode(key, twins)
+        path.append((method, key))
+    return tuple(path)
+
+
+def _at(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
+    """A function of the value at a path: dict managers take no function themselves."""
+    path = _decode_path(encoded[1], f_globals, twins)
+    inner = decode_function(encoded[2], f_globals, twins)
+    return lambda f_locals: inner(read_path(path, f_locals, f_globals))
 
 
 # ------------------------------------------------------------------ the rest
@@ -299,6 +318,7 @@ _READERS: dict[str, Callable[[Any, dict[str, Any], Any], Function]] = {
     "gfn": _generated,
     "fn": _closure,
     "rel": _relations,
+    "at": _at,
     "late": _late,
     "nodes": _nodes,
     "module": _module,

@@ -29,8 +29,8 @@ class CaptureReport:
 
     def __str__(self) -> str:
         lines = [
-            f"captured {len(self.frames)} frame(s), {self.plans} plan(s), {self.modules} module(s), "
-            f"{self.kernels} kernel(s), {self.size} bytes"
+            f"captured {len(self.frames)} frame(s), {self.plans} plan(s), "
+            f"{self.modules} module(s), {self.kernels} kernel(s), {self.size} bytes"
         ]
         if self.empty:
             lines.append(

@@ -67,7 +67,7 @@ class strict_no_compile(_core.Gate):
                             except GeneratorExit:
                                 await inner.aclose()
                                 raise
-                            except BaseException as error:
+                            except BaseException as error:  # noqa: BLE001 - handed on
                                 value = await inner.athrow(error)
                             else:
                                 value = await inner.asend(sent)

@@ -1,482 +1,11 @@
 /* The codec of values that are not plain data: reads what
- * precomp.freeze.values writes (docs/internals.md, sections 2 and 5).
+ * precomp.freeze.values writes (docs/internals.md, section 2).
  *
  * A value that is gone or has changed since it was captured raises _core.Stale.
- * Nothing of torch's compiler is ever imported here: such a module is found in
- * *twins* or in sys.modules, or the value counts as stale.
  */
 #include "codec.h"
 
 #include <marshal.h>
-
-/* What one decoding needs; borrowed all. */
-typedef struct {
-    core_state *state;
-    PyObject *twins; /* dict or NULL */
-    PyObject *memo;  /* dict or NULL */
-} decoder;
-
-static PyObject *decode_value(decoder *self, PyObject *encoded);
-
-PyObject *
-codec_stale(core_state *state, const char *format, ...)
-{
-    PyObject *message = NULL; /* owned */
-    va_list arguments;
-    va_start(arguments, format);
-    message = PyUnicode_FromFormatV(format, arguments);
-    va_end(arguments);
-    if (message != NULL) {
-        PyErr_SetObject(state->stale, message);
-        Py_DECREF(message);
-    }
-    return NULL;
-}
-
-/* Turns the AttributeError, KeyError or ImportError that is set into Stale. */
-static PyObject *
-stale_from_error(core_state *state, const char *format, PyObject *a, PyObject *b)
-{
-    if (PyErr_ExceptionMatches(PyExc_AttributeError) ||
-        PyErr_ExceptionMatches(PyExc_KeyError) ||
-        PyErr_ExceptionMatches(PyExc_ImportError)) {
-        PyErr_Clear();
-        codec_stale(state, format, a, b);
-    }
-    return NULL;
-}
-
-int
-codec_has_tag(PyObject *encoded, const char *tag)
-{
-    return PyTuple_CheckExact(encoded) && PyTuple_GET_SIZE(encoded) > 0 &&
-           PyUnicode_CheckExact(PyTuple_GET_ITEM(encoded, 0)) &&
-           PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(encoded, 0), tag) == 0;
-}
-
-static PyObject *
-bad_encoding(PyObject *encoded)
-{
-    PyErr_Format(PyExc_ValueError, "decode: not an encoded value: %.200R", encoded);
-    return NULL;
-}
-
-/* 1 when *encoded* has the items that *types* names after the tag: 's' str,
-   'i' int, 'y' bytes, 't' tuple, 'e' anything. Else 0 with ValueError set. */
-static int
-has_shape(PyObject *encoded, const char *types)
-{
-    size_t count = strlen(types);
-    int fits = PyTuple_GET_SIZE(encoded) == (Py_ssize_t)count + 1;
-    for (size_t i = 0; fits && i < count; i++) {
-        PyObject *item = PyTuple_GET_ITEM(encoded, (Py_ssize_t)i + 1); /* borrowed */
-        switch (types[i]) {
-            case 's':
-                fits = PyUnicode_CheckExact(item);
-                break;
-            case 'i':
-                fits = PyLong_CheckExact(item);
-                break;
-            case 'y':
-                fits = PyBytes_CheckExact(item);
-                break;
-            case 't':
-                fits = PyTuple_CheckExact(item);
-                break;
-            default:
-                break;
-        }
-    }
-    if (!fits) {
-        bad_encoding(encoded);
-    }
-    return fits;
-}
-
-/* ---- names ------------------------------------------------------------- */
-
-/* 1 when importing *module* would start torch's compiler. */
-static int
-is_compiler_module(PyObject *module)
-{
-    static const char *const roots[] = {"torch._dynamo", "torch._inductor", "triton",
-                                        "sympy", "torch._functorch.aot_autograd"};
-    const char *name = PyUnicode_AsUTF8(module);
-    if (name == NULL) {
-        PyErr_Clear();
-        return 0;
-    }
-    for (size_t i = 0; i < sizeof(roots) / sizeof(*roots); i++) {
-        size_t length = strlen(roots[i]);
-        if (strncmp(name, roots[i], length) == 0 &&
-            (name[length] == '\0' || name[length] == '.')) {
-            return 1;
-        }
-    }
-    return 0;
-}
-
-/* New reference to twins[module, qualname]; NULL without an error when absent. */
-static PyObject *
-find_twin(decoder *self, PyObject *module, PyObject *qualname)
-{
-    PyObject *key = NULL;   /* owned */
-    PyObject *found = NULL; /* borrowed, then owned */
-    if (self->twins == NULL || PyDict_GET_SIZE(self->twins) == 0) {
-        return NULL;
-    }
-    key = PyTuple_Pack(2, module, qualname);
-    if (key == NULL) {
-        return NULL;
-    }
-    found = PyDict_GetItemWithError(self->twins, key);
-    Py_XINCREF(found);
-    Py_DECREF(key);
-    return found;
-}
-
-/* New reference to the module of that name, imported if needed. */
-static PyObject *
-find_module(decoder *self, PyObject *name)
-{
-    PyObject *empty = NULL; /* owned */
-    PyObject *found = NULL; /* owned, returned */
-    empty = PyUnicode_FromStringAndSize(NULL, 0);
-    if (empty == NULL) {
-        goto done;
-    }
-    found = find_twin(self, name, empty);
-    if (found != NULL || PyErr_Occurred()) {
-        goto done;
-    }
-    found = PyImport_GetModule(name);
-    if (found != NULL || PyErr_Occurred()) {
-        goto done;
-    }
-    if (is_compiler_module(name)) {
-        codec_stale(self->state, "module %U belongs to torch's compiler and is not loaded",
-                    name);
-        goto done;
-    }
-    found = PyImport_Import(name);
-    if (found == NULL) {
-        stale_from_error(self->state, "module %U cannot be imported", name, NULL);
-        goto done;
-    }
-    /* PyImport_Import gives the leaf module already. */
-done:
-    Py_XDECREF(empty);
-    return found;
-}
-
-/* New reference to the object at *qualname* of *module*, by getattr. */
-static PyObject *
-find_object(decoder *self, PyObject *module, PyObject *qualname)
-{
-    PyObject *dot = NULL;    /* owned */
-    PyObject *parts = NULL;  /* owned */
-    PyObject *object = NULL; /* owned, returned */
-    object = find_twin(self, module, qualname);
-    if (object != NULL || PyErr_Occurred()) {
-        return object;
-    }
-    object = find_module(self, module);
-    if (object == NULL) {
-        return NULL;
-    }
-    if (PyUnicode_FindChar(qualname, '.', 0, PyUnicode_GET_LENGTH(qualname), 1) < 0) {
-        PyErr_Clear();
-        Py_SETREF(object, PyObject_GetAttr(object, qualname));
-        goto done;
-    }
-    dot = PyUnicode_FromString(".");
-    parts = dot == NULL ? NULL : PyUnicode_Split(qualname, dot, -1);
-    if (parts == NULL) {
-        Py_CLEAR(object);
-        goto done;
-    }
-    for (Py_ssize_t i = 0; object != NULL && i < PyList_GET_SIZE(parts); i++) {
-        Py_SETREF(object, PyObject_GetAttr(object, PyList_GET_ITEM(parts, i)));
-    }
-done:
-    if (object == NULL) {
-        stale_from_error(self->state, "%U has no %U any more", module, qualname);
-    }
-    Py_XDECREF(dot);
-    Py_XDECREF(parts);
-    return object;
-}
-
-/* A twin stands for a function that the version of torch fixes: no digest. */
-static int
-is_twinned(decoder *self, PyObject *module)
-{
-    return self->twins != NULL && PyDict_GET_SIZE(self->twins) > 0 &&
-           is_compiler_module(module);
-}
-
-PyObject *
-codec_kind_of(PyObject *object)
-{
-    static const char *const names[] = {"__module__", "__qualname__"};
-    PyObject *parts[2] = {NULL, NULL}; /* owned */
-    PyObject *result = NULL;           /* owned, returned */
-    for (int i = 0; i < 2; i++) {
-        parts[i] = PyObject_GetAttrString(object, names[i]);
-        if (parts[i] == NULL && !PyErr_ExceptionMatches(PyExc_AttributeError)) {
-            goto done;
-        }
-        PyErr_Clear();
-        if (parts[i] != NULL && !PyUnicode_Check(parts[i])) {
-            Py_CLEAR(parts[i]);
-        }
-        if (parts[i] == NULL) {
-            parts[i] = PyUnicode_FromStringAndSize(NULL, 0);
-        }
-        if (parts[i] == NULL) {
-            goto done;
-        }
-    }
-    result = PyUnicode_FromFormat("%s %U.%U", Py_TYPE(object)->tp_name, parts[0], parts[1]);
-done:
-    Py_XDECREF(parts[0]);
-    Py_XDECREF(parts[1]);
-    return result;
-}
-
-/* The object at a path, which must be what it was: of the same type and with the
-   same name of its own. A name that was bound to something else is stale. */
-static PyObject *
-decode_path(decoder *self, PyObject *encoded)
-{
-    PyObject *object = NULL; /* owned, returned */
-    PyObject *kind = NULL;   /* owned */
-    if (!has_shape(encoded, "sss")) {
-        return NULL;
-    }
-    PyObject *module = PyTuple_GET_ITEM(encoded, 1);   /* borrowed */
-    PyObject *qualname = PyTuple_GET_ITEM(encoded, 2); /* borrowed */
-    object = find_object(self, module, qualname);
-    if (object == NULL || is_twinned(self, module)) {
-        return object;
-    }
-    kind = codec_kind_of(object);
-    if (kind == NULL) {
-        Py_CLEAR(object);
-    }
-    else if (PyUnicode_Compare(kind, PyTuple_GET_ITEM(encoded, 3)) != 0) {
-        if (!PyErr_Occurred()) {
-            codec_stale(self->state, "%U.%U was %U, is %U now", module, qualname,
-                        PyTuple_GET_ITEM(encoded, 3), kind);
-        }
-        Py_CLEAR(object);
-    }
-    Py_XDECREF(kind);
-    return object;
-}
-
-/* ---- code by steps ------------------------------------------------------ */
-
-/* New reference to *name* of a module or class, from __dict__ only (along the
-   MRO of a class); NULL without an error when it is absent. */
-static PyObject *
-lookup_static(PyObject *owner, PyObject *name)
-{
-    PyObject *found = NULL; /* borrowed, then owned */
-    if (PyModule_Check(owner)) {
-        PyObject *dict = PyModule_GetDict(owner); /* borrowed */
-        found = dict == NULL ? NULL : PyDict_GetItemWithError(dict, name);
-        Py_XINCREF(found);
-        return found;
-    }
-    if (!PyType_Check(owner)) {
-        return NULL;
-    }
-    PyObject *mro = ((PyTypeObject *)owner)->tp_mro; /* borrowed */
-    for (Py_ssize_t i = 0; mro != NULL && i < PyTuple_GET_SIZE(mro); i++) {
-        PyObject *dict = PyObject_GetAttrString(PyTuple_GET_ITEM(mro, i), "__dict__");
-        if (dict == NULL) {
-            return NULL;
-        }
-        found = PyObject_GetItem(dict, name);
-        Py_DECREF(dict);
-        if (found != NULL) {
-            return found;
-        }
-        if (!PyErr_ExceptionMatches(PyExc_KeyError)) {
-            return NULL;
-        }
-        PyErr_Clear();
-    }
-    return NULL;
-}
-
-static PyObject *
-closure_content(PyObject *function, Py_ssize_t index)
-{
-    PyObject *closure; /* borrowed */
-    if (!PyFunction_Check(function)) {
-        return NULL;
-    }
-    closure = PyFunction_GET_CLOSURE(function);
-    if (closure == NULL || index < 0 || index >= PyTuple_GET_SIZE(closure)) {
-        return NULL;
-    }
-    return PyCell_Get(PyTuple_GET_ITEM(closure, index));
-}
-
-static PyObject *
-code_constant(PyObject *code, Py_ssize_t index)
-{
-    PyObject *constants = NULL; /* owned */
-    PyObject *found = NULL;     /* owned, returned */
-    if (!PyCode_Check(code)) {
-        return NULL;
-    }
-    constants = PyObject_GetAttrString(code, "co_consts");
-    if (constants != NULL && index >= 0 && index < PyTuple_GET_SIZE(constants)) {
-        found = PyTuple_GET_ITEM(constants, index);
-        Py_INCREF(found);
-    }
-    Py_XDECREF(constants);
-    return found;
-}
-
-/* New reference to what one step leads to; NULL with or without an error. */
-static PyObject *
-take_step(PyObject *object, PyObject *step)
-{
-    PyObject *kind;     /* borrowed */
-    PyObject *argument; /* borrowed */
-    if (!PyTuple_CheckExact(step) || PyTuple_GET_SIZE(step) != 2 ||
-        !PyUnicode_CheckExact(PyTuple_GET_ITEM(step, 0)) ||
-        PyUnicode_GET_LENGTH(PyTuple_GET_ITEM(step, 0)) != 1) {
-        return bad_encoding(step);
-    }
-    kind = PyTuple_GET_ITEM(step, 0);
-    argument = PyTuple_GET_ITEM(step, 1);
-    Py_UCS4 letter = PyUnicode_READ_CHAR(kind, 0);
-    if (letter == 'a' && PyUnicode_CheckExact(argument)) {
-        return lookup_static(object, argument);
-    }
-    if (letter == 'f' && PyUnicode_CheckExact(argument)) {
-        PyObject *found = PyObject_GetAttr(object, argument);
-        if (found == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
-            PyErr_Clear();
-        }
-        return found;
-    }
-    if ((letter == 'c' || letter == 'k') && PyLong_CheckExact(argument)) {
-        Py_ssize_t index = PyLong_AsSsize_t(argument);
-        if (index == -1 && PyErr_Occurred()) {
-            return NULL;
-        }
-        return letter == 'c' ? closure_content(object, index)
-                             : code_constant(object, index);
-    }
-    return bad_encoding(step);
-}
-
-/* New reference to the code object at *steps* of *module*, or NULL. */
-static PyObject *
-find_code(decoder *self, PyObject *module, PyObject *steps)
-{
-    PyObject *object = NULL; /* owned, returned */
-    Py_ssize_t first = 0;
-    Py_ssize_t count = PyTuple_GET_SIZE(steps);
-    if (count > 0 && self->twins != NULL) {
-        PyObject *step = PyTuple_GET_ITEM(steps, 0); /* borrowed */
-        if (PyTuple_CheckExact(step) && PyTuple_GET_SIZE(step) == 2) {
-            object = find_twin(self, module, PyTuple_GET_ITEM(step, 1));
-            first = object != NULL;
-        }
-    }
-    if (object == NULL && !PyErr_Occurred()) {
-        object = find_module(self, module);
-    }
-    if (object == NULL) {
-        return NULL;
-    }
-    for (Py_ssize_t i = first; i < count; i++) {
-        Py_SETREF(object, take_step(object, PyTuple_GET_ITEM(steps, i)));
-        if (object == NULL) {
-            if (!PyErr_Occurred()) {
-                codec_stale(self->state, "%U: no code at %R any more", module, steps);
-            }
-            return NULL;
-        }
-    }
-    if (!PyCode_Check(object)) {
-        codec_stale(self->state, "%U: %R does not lead to code any more", module, steps);
-        Py_CLEAR(object);
-    }
-    return object;
-}
-
-/* 0 when *code* has that digest, else -1 with Stale set. */
-static int
-check_digest(decoder *self, PyObject *code, PyObject *digest, PyObject *module)
-{
-    PyObject *found = codec_code_digest(code); /* owned */
-    int result = -1;
-    if (found == NULL) {
-        return -1;
-    }
-    int equal = PyUnicode_Compare(found, digest);
-    if (equal == 0) {
-        result = 0;
-    }
-    else if (!PyErr_Occurred()) {
-        PyObject *name = PyObject_GetAttrString(code, "co_name"); /* owned */
-        if (name != NULL) {
-            codec_stale(self->state, "source of %U.%U has changed", module, name);
-            Py_DECREF(name);
-        }
-    }
-    Py_DECREF(found);
-    return result;
-}
-
-static PyObject *
-decode_code_path(decoder *self, PyObject *encoded)
-{
-    PyObject *code; /* owned, returned */
-    if (!has_shape(encoded, "sts")) {
-        return NULL;
-    }
-    PyObject *module = PyTuple_GET_ITEM(encoded, 1); /* borrowed */
-    code = find_code(self, module, PyTuple_GET_ITEM(encoded, 2));
-    if (code != NULL && !is_twinned(self, module) &&
-        check_digest(self, code, PyTuple_GET_ITEM(encoded, 3), module) < 0) {
-        Py_CLEAR(code);
-    }
-    return code;
-}
-
-static PyObject *
-decode_function(decoder *self, PyObject *encoded)
-{
-    PyObject *function; /* owned, returned */
-    if (!has_shape(encoded, "sss")) {
-        return NULL;
-    }
-    PyObject *module = PyTuple_GET_ITEM(encoded, 1);   /* borrowed */
-    PyObject *qualname = PyTuple_GET_ITEM(encoded, 2); /* borrowed */
-    function = find_object(self, module, qualname);
-    if (function == NULL) {
-        return NULL;
-    }
-    if (!PyFunction_Check(function)) {
-        codec_stale(self->state, "%U.%U is no function any more", module, qualname);
-        Py_CLEAR(function);
-    }
-    else if (!is_twinned(self, module) &&
-             check_digest(self, PyFunction_GET_CODE(function),
-                          PyTuple_GET_ITEM(encoded, 3), module) < 0) {
-        Py_CLEAR(function);
-    }
-    return function;
-}
 
 /* ---- containers --------------------------------------------------------- */
 
@@ -487,7 +16,7 @@ decode_items(decoder *self, PyObject *items)
     Py_ssize_t count = PyTuple_GET_SIZE(items);
     PyObject *list = PyList_New(count); /* owned, returned */
     for (Py_ssize_t i = 0; list != NULL && i < count; i++) {
-        PyObject *item = decode_value(self, PyTuple_GET_ITEM(items, i));
+        PyObject *item = codec_decode_value(self, PyTuple_GET_ITEM(items, i));
         if (item == NULL) {
             Py_CLEAR(list);
             break;
@@ -503,7 +32,7 @@ decode_tuple(decoder *self, PyObject *items)
     Py_ssize_t count = PyTuple_GET_SIZE(items);
     PyObject *tuple = PyTuple_New(count); /* owned, returned */
     for (Py_ssize_t i = 0; tuple != NULL && i < count; i++) {
-        PyObject *item = decode_value(self, PyTuple_GET_ITEM(items, i));
+        PyObject *item = codec_decode_value(self, PyTuple_GET_ITEM(items, i));
         if (item == NULL) {
             Py_CLEAR(tuple);
             break;
@@ -522,11 +51,11 @@ decode_dict(decoder *self, PyObject *pairs)
     for (Py_ssize_t i = 0; dict != NULL && i < PyTuple_GET_SIZE(pairs); i++) {
         PyObject *pair = PyTuple_GET_ITEM(pairs, i); /* borrowed */
         if (!PyTuple_CheckExact(pair) || PyTuple_GET_SIZE(pair) != 2) {
-            bad_encoding(pair);
+            codec_bad_encoding(pair);
             goto fail;
         }
-        key = decode_value(self, PyTuple_GET_ITEM(pair, 0));
-        value = key == NULL ? NULL : decode_value(self, PyTuple_GET_ITEM(pair, 1));
+        key = codec_decode_value(self, PyTuple_GET_ITEM(pair, 0));
+        value = key == NULL ? NULL : codec_decode_value(self, PyTuple_GET_ITEM(pair, 1));
         if (value == NULL || PyDict_SetItem(dict, key, value) < 0) {
             goto fail;
         }
@@ -547,7 +76,7 @@ decode_slice(decoder *self, PyObject *encoded)
     PyObject *parts = NULL;  /* owned */
     PyObject *result = NULL; /* owned, returned */
     PyObject *tail = NULL;   /* owned */
-    if (!has_shape(encoded, "eee")) {
+    if (!codec_has_shape(encoded, "eee")) {
         return NULL;
     }
     tail = PyTuple_GetSlice(encoded, 1, 4);
@@ -572,7 +101,7 @@ static PyObject *
 decode_range(PyObject *encoded)
 {
     PyObject *result = NULL; /* owned, returned */
-    if (!has_shape(encoded, "iii")) {
+    if (!codec_has_shape(encoded, "iii")) {
         return NULL;
     }
     PyObject *tail = PyTuple_GetSlice(encoded, 1, 4); /* owned */
@@ -589,7 +118,7 @@ decode_dict_keys(decoder *self, PyObject *encoded)
     PyObject *dict = NULL;   /* owned */
     PyObject *items = NULL;  /* owned */
     PyObject *result = NULL; /* owned, returned */
-    if (!has_shape(encoded, "t")) {
+    if (!codec_has_shape(encoded, "t")) {
         return NULL;
     }
     items = decode_items(self, PyTuple_GET_ITEM(encoded, 1));
@@ -619,17 +148,17 @@ decode_partial(decoder *self, PyObject *encoded)
     PyObject *keywords = NULL;  /* owned */
     PyObject *all = NULL;       /* owned */
     PyObject *result = NULL;    /* owned, returned */
-    if (!has_shape(encoded, "eee")) {
+    if (!codec_has_shape(encoded, "eee")) {
         return NULL;
     }
-    function = decode_value(self, PyTuple_GET_ITEM(encoded, 1));
-    arguments = function == NULL ? NULL : decode_value(self, PyTuple_GET_ITEM(encoded, 2));
-    keywords = arguments == NULL ? NULL : decode_value(self, PyTuple_GET_ITEM(encoded, 3));
+    function = codec_decode_value(self, PyTuple_GET_ITEM(encoded, 1));
+    arguments = function == NULL ? NULL : codec_decode_value(self, PyTuple_GET_ITEM(encoded, 2));
+    keywords = arguments == NULL ? NULL : codec_decode_value(self, PyTuple_GET_ITEM(encoded, 3));
     if (keywords == NULL) {
         goto done;
     }
     if (!PyTuple_CheckExact(arguments) || !PyDict_CheckExact(keywords)) {
-        bad_encoding(encoded);
+        codec_bad_encoding(encoded);
         goto done;
     }
     functools = PyImport_ImportModule("functools");
@@ -650,195 +179,6 @@ done:
     Py_XDECREF(keywords);
     Py_XDECREF(all);
     return result;
-}
-
-/* ---- torch and numpy ---------------------------------------------------- */
-
-/* New reference to an attribute path of torch; the *count* names are items of
-   *encoded* after the tag, the first attribute is *head* unless NULL. */
-static PyObject *
-decode_torch_path(decoder *self, PyObject *encoded, const char *head, int count)
-{
-    PyObject *object = PyImport_ImportModule("torch"); /* owned, returned */
-    if (object != NULL && head != NULL) {
-        Py_SETREF(object, PyObject_GetAttrString(object, head));
-    }
-    for (int i = 1; object != NULL && i <= count; i++) {
-        Py_SETREF(object, PyObject_GetAttr(object, PyTuple_GET_ITEM(encoded, i)));
-    }
-    if (object == NULL) {
-        stale_from_error(self->state, "torch has no %R any more", encoded, NULL);
-    }
-    return object;
-}
-
-/* torch.<name>(argument). */
-static PyObject *
-call_torch(const char *name, PyObject *argument)
-{
-    PyObject *torch = PyImport_ImportModule("torch"); /* owned */
-    PyObject *result = NULL;                          /* owned, returned */
-    if (torch != NULL) {
-        result = PyObject_CallMethod(torch, name, "(O)", argument);
-        Py_DECREF(torch);
-    }
-    return result;
-}
-
-static PyObject *
-decode_state_guard(decoder *self, PyObject *encoded)
-{
-    PyObject *guard;  /* owned, returned */
-    PyObject *ignore; /* owned */
-    PyObject *cls = core_torch(self->state, "GlobalStateGuard");
-    if (cls == NULL) {
-        return NULL;
-    }
-    guard = PyObject_CallNoArgs(cls);
-    if (guard == NULL) {
-        return NULL;
-    }
-    ignore = PyObject_CallMethod(guard, "__setstate__", "O", PyTuple_GET_ITEM(encoded, 1));
-    if (ignore == NULL) {
-        Py_CLEAR(guard);
-    }
-    Py_XDECREF(ignore);
-    return guard;
-}
-
-static PyObject *
-decode_numpy(PyObject *encoded)
-{
-    PyObject *numpy = NULL;  /* owned */
-    PyObject *array = NULL;  /* owned */
-    PyObject *result = NULL; /* owned, returned */
-    if (!has_shape(encoded, "sy")) {
-        return NULL;
-    }
-    numpy = PyImport_ImportModule("numpy");
-    array = numpy == NULL
-                ? NULL
-                : PyObject_CallMethod(numpy, "frombuffer", "OO",
-                                      PyTuple_GET_ITEM(encoded, 2),
-                                      PyTuple_GET_ITEM(encoded, 1));
-    if (array != NULL) {
-        result = PySequence_GetItem(array, 0);
-    }
-    Py_XDECREF(numpy);
-    Py_XDECREF(array);
-    return result;
-}
-
-/* The class that fully_shard made of another class: its own name is not
-   importable, so it is found through the original. */
-static PyObject *
-decode_sharded_class(decoder *self, PyObject *encoded)
-{
-    PyObject *original = NULL; /* owned */
-    PyObject *name = NULL;     /* owned */
-    PyObject *module = NULL;   /* owned */
-    PyObject *classes = NULL;  /* owned */
-    PyObject *found = NULL;    /* owned, returned */
-    if (!has_shape(encoded, "e")) {
-        return NULL;
-    }
-    original = decode_value(self, PyTuple_GET_ITEM(encoded, 1));
-    name = PyUnicode_FromString("torch.distributed.fsdp._fully_shard._fully_shard");
-    if (original == NULL || name == NULL) {
-        goto done;
-    }
-    module = PyImport_GetModule(name);
-    if (module == NULL) {
-        goto done;
-    }
-    classes = PyObject_GetAttrString(module, "cls_to_fsdp_cls");
-    if (classes == NULL) {
-        goto done;
-    }
-    found = PyObject_GetItem(classes, original);
-    if (found == NULL && PyErr_ExceptionMatches(PyExc_KeyError)) {
-        PyErr_Clear();
-    }
-done:
-    if (found == NULL && !PyErr_Occurred()) {
-        codec_stale(self->state, "not wrapped by fully_shard yet: %R", original);
-    }
-    Py_XDECREF(original);
-    Py_XDECREF(name);
-    Py_XDECREF(module);
-    Py_XDECREF(classes);
-    return found;
-}
-
-static PyObject *
-decode_enum(decoder *self, PyObject *encoded)
-{
-    PyObject *type;         /* owned */
-    PyObject *found = NULL; /* owned, returned */
-    if (!has_shape(encoded, "es")) {
-        return NULL;
-    }
-    type = decode_value(self, PyTuple_GET_ITEM(encoded, 1));
-    if (type == NULL) {
-        return NULL;
-    }
-    found = PyObject_GetItem(type, PyTuple_GET_ITEM(encoded, 2));
-    if (found == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
-        PyErr_Clear();
-        codec_stale(self->state, "%R is no enum any more", type);
-    }
-    else if (found == NULL) {
-        stale_from_error(self->state, "%R has no member %U any more", type,
-                         PyTuple_GET_ITEM(encoded, 2));
-    }
-    Py_DECREF(type);
-    return found;
-}
-
-/* Types without an importable name. */
-static PyObject *
-decode_anonymous(decoder *self, PyObject *encoded)
-{
-    static const struct {
-        const char *name;
-        PyTypeObject *type;
-    } types[] = {
-        {"tuple_iterator", &PyTupleIter_Type},
-        {"list_iterator", &PyListIter_Type},
-        {"list_reverseiterator", &PyListRevIter_Type},
-        {"range_iterator", &PyRangeIter_Type},
-        {"dict_keys", &PyDictKeys_Type},
-        {"dict_values", &PyDictValues_Type},
-        {"dict_items", &PyDictItems_Type},
-        {"dict_keyiterator", &PyDictIterKey_Type},
-        {"dict_valueiterator", &PyDictIterValue_Type},
-        {"dict_itemiterator", &PyDictIterItem_Type},
-        {"set_iterator", &PySetIter_Type},
-        {"callable_iterator", &PyCallIter_Type},
-        {"iterator", &PySeqIter_Type},
-        {"bytes_iterator", &PyBytesIter_Type},
-        {"str_iterator", &PyUnicodeIter_Type},
-    };
-    if (!has_shape(encoded, "s")) {
-        return NULL;
-    }
-    PyObject *name = PyTuple_GET_ITEM(encoded, 1); /* borrowed */
-    for (size_t i = 0; i < sizeof(types) / sizeof(*types); i++) {
-        if (PyUnicode_CompareWithASCIIString(name, types[i].name) == 0) {
-            Py_INCREF(types[i].type);
-            return (PyObject *)types[i].type;
-        }
-    }
-    PyObject *module = PyImport_ImportModule("types"); /* owned */
-    if (module == NULL) {
-        return NULL;
-    }
-    PyObject *found = PyObject_GetAttr(module, name); /* owned, returned */
-    Py_DECREF(module);
-    if (found == NULL) {
-        stale_from_error(self->state, "no builtin type %U", name, NULL);
-    }
-    return found;
 }
 
 /* ---- dispatch ------------------------------------------------------------ */
@@ -880,7 +220,7 @@ decode_container(decoder *self, uint32_t tag, PyObject *encoded)
 {
     PyObject *items;         /* owned */
     PyObject *result = NULL; /* owned, returned */
-    if (!has_shape(encoded, "t")) {
+    if (!codec_has_shape(encoded, "t")) {
         return NULL;
     }
     PyObject *content = PyTuple_GET_ITEM(encoded, 1); /* borrowed */
@@ -892,7 +232,7 @@ decode_container(decoder *self, uint32_t tag, PyObject *encoded)
         case TAG1('d'):
             return decode_dict(self, content);
         case TAG2('s', 'z'):
-            return call_torch("Size", content);
+            return codec_call_torch("Size", content);
         default:
             break;
     }
@@ -909,35 +249,15 @@ decode_proxy(decoder *self, PyObject *encoded)
 {
     PyObject *dict;          /* owned */
     PyObject *result = NULL; /* owned, returned */
-    if (!has_shape(encoded, "e")) {
+    if (!codec_has_shape(encoded, "e")) {
         return NULL;
     }
-    dict = decode_value(self, PyTuple_GET_ITEM(encoded, 1));
+    dict = codec_decode_value(self, PyTuple_GET_ITEM(encoded, 1));
     if (dict != NULL) {
         result = PyDictProxy_New(dict);
         Py_DECREF(dict);
     }
     return result;
-}
-
-static PyObject *
-decode_key_set(decoder *self, PyObject *encoded)
-{
-    PyObject *cls = core_torch(self->state, "DispatchKeySet"); /* borrowed */
-    if (cls == NULL || !has_shape(encoded, "i")) {
-        return NULL;
-    }
-    return PyObject_CallMethod(cls, "from_raw_repr", "O", PyTuple_GET_ITEM(encoded, 1));
-}
-
-static PyObject *
-decode_inverse_mode(decoder *self, PyObject *encoded)
-{
-    PyObject *cls = core_torch(self->state, "InverseReturnMode"); /* borrowed */
-    if (cls == NULL || !has_shape(encoded, "s")) {
-        return NULL;
-    }
-    return PyObject_GetAttr(cls, PyTuple_GET_ITEM(encoded, 1));
 }
 
 /* Identities: found by name, so worth remembering while one tree is built. */
@@ -946,32 +266,32 @@ decode_identity(decoder *self, uint32_t tag, PyObject *encoded)
 {
     switch (tag) {
         case TAG1('P'):
-            return decode_path(self, encoded);
+            return codec_decode_path(self, encoded);
         case TAG2('P', 'F'):
-            return decode_function(self, encoded);
+            return codec_decode_function(self, encoded);
         case TAG1('C'):
-            return decode_code_path(self, encoded);
+            return codec_decode_code_path(self, encoded);
         case TAG1('M'):
-            return has_shape(encoded, "s") ? find_module(self, PyTuple_GET_ITEM(encoded, 1))
+            return codec_has_shape(encoded, "s") ? codec_find_module(self, PyTuple_GET_ITEM(encoded, 1))
                                            : NULL;
         case TAG1('A'):
-            return decode_anonymous(self, encoded);
+            return codec_decode_anonymous(self, encoded);
         case TAG2('F', 'S'):
-            return decode_sharded_class(self, encoded);
+            return codec_decode_sharded_class(self, encoded);
         case TAG2('e', 'n'):
-            return decode_enum(self, encoded);
+            return codec_decode_enum(self, encoded);
         case TAG2('d', 't'):
-            return has_shape(encoded, "s") ? decode_torch_path(self, encoded, NULL, 1) : NULL;
+            return codec_has_shape(encoded, "s") ? codec_decode_torch_path(self, encoded, NULL, 1) : NULL;
         case TAG2('n', 's'):
-            return has_shape(encoded, "s") ? decode_torch_path(self, encoded, "ops", 1) : NULL;
+            return codec_has_shape(encoded, "s") ? codec_decode_torch_path(self, encoded, "ops", 1) : NULL;
         case TAG2('o', 'p'):
-            return has_shape(encoded, "sss") ? decode_torch_path(self, encoded, "ops", 3)
+            return codec_has_shape(encoded, "sss") ? codec_decode_torch_path(self, encoded, "ops", 3)
                                              : NULL;
         case TAG3('o', 'p', 'p'):
-            return has_shape(encoded, "ss") ? decode_torch_path(self, encoded, "ops", 2)
+            return codec_has_shape(encoded, "ss") ? codec_decode_torch_path(self, encoded, "ops", 2)
                                             : NULL;
         default:
-            return bad_encoding(encoded);
+            return codec_bad_encoding(encoded);
     }
 }
 
@@ -1016,20 +336,20 @@ decode_tagged(decoder *self, uint32_t tag, PyObject *encoded)
         case TAG1('r'):
             return decode_range(encoded);
         case TAG2('d', 'v'):
-            return has_shape(encoded, "s") ? call_torch("device", PyTuple_GET_ITEM(encoded, 1))
+            return codec_has_shape(encoded, "s") ? codec_call_torch("device", PyTuple_GET_ITEM(encoded, 1))
                                            : NULL;
         case TAG2('d', 'k'):
-            return decode_key_set(self, encoded);
+            return codec_decode_key_set(self, encoded);
         case TAG3('i', 'r', 'm'):
-            return decode_inverse_mode(self, encoded);
+            return codec_decode_inverse_mode(self, encoded);
         case TAG2('g', 's'):
-            return has_shape(encoded, "e") ? decode_state_guard(self, encoded) : NULL;
+            return codec_has_shape(encoded, "e") ? codec_decode_state_guard(self, encoded) : NULL;
         case TAG3('d', 'k', 's'):
             return decode_dict_keys(self, encoded);
         case TAG2('m', 'p'):
             return decode_proxy(self, encoded);
         case TAG2('n', 'p'):
-            return decode_numpy(encoded);
+            return codec_decode_numpy(encoded);
         case TAG2('p', 't'):
             return decode_partial(self, encoded);
         default:
@@ -1037,21 +357,21 @@ decode_tagged(decoder *self, uint32_t tag, PyObject *encoded)
     }
 }
 
-static PyObject *
-decode_value(decoder *self, PyObject *encoded)
+PyObject *
+codec_decode_value(decoder *self, PyObject *encoded)
 {
     uint32_t tag = tag_of(encoded);
     PyObject *result; /* owned, returned */
     if (tag == TAG1('k')) {
         if (PyTuple_GET_SIZE(encoded) != 2 || !is_plain(PyTuple_GET_ITEM(encoded, 1))) {
-            return bad_encoding(encoded);
+            return codec_bad_encoding(encoded);
         }
         result = PyTuple_GET_ITEM(encoded, 1);
         Py_INCREF(result);
         return result;
     }
     if (tag == 0) {
-        return bad_encoding(encoded);
+        return codec_bad_encoding(encoded);
     }
     if (Py_EnterRecursiveCall(" while decoding a value")) {
         return NULL;
@@ -1065,7 +385,7 @@ PyObject *
 codec_decode(core_state *state, PyObject *encoded, PyObject *twins, PyObject *memo)
 {
     decoder self = {state, twins, memo};
-    return decode_value(&self, encoded);
+    return codec_decode_value(&self, encoded);
 }
 
 PyObject *
@@ -1089,7 +409,7 @@ decode_code_object(decoder *self, PyObject *encoded, PyObject *filename, long ba
         !PyBytes_CheckExact(PyTuple_GET_ITEM(encoded, 0)) ||
         !PyLong_CheckExact(PyTuple_GET_ITEM(encoded, 1)) ||
         !PyTuple_CheckExact(PyTuple_GET_ITEM(encoded, 2))) {
-        return bad_encoding(encoded);
+        return codec_bad_encoding(encoded);
     }
     PyObject *marshalled = PyTuple_GET_ITEM(encoded, 0); /* borrowed */
     PyObject *items = PyTuple_GET_ITEM(encoded, 2);      /* borrowed */
@@ -1106,7 +426,7 @@ decode_code_object(decoder *self, PyObject *encoded, PyObject *filename, long ba
         goto done;
     }
     if (!PyCode_Check(code)) {
-        bad_encoding(encoded);
+        codec_bad_encoding(encoded);
         goto done;
     }
     constants = PyTuple_New(PyTuple_GET_SIZE(items));
@@ -1115,7 +435,7 @@ decode_code_object(decoder *self, PyObject *encoded, PyObject *filename, long ba
         PyObject *value = codec_has_tag(item, "CODE") && PyTuple_GET_SIZE(item) == 2
                               ? decode_code_object(self, PyTuple_GET_ITEM(item, 1),
                                                    filename, base)
-                              : decode_value(self, item);
+                              : codec_decode_value(self, item);
         if (value == NULL) {
             goto done;
         }
@@ -1221,7 +541,7 @@ core_code_at(PyObject *module, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     decoder self = {core_state_get(module), twins, NULL};
-    return find_code(&self, name, steps);
+    return codec_find_code(&self, name, steps);
 }
 
 PyDoc_STRVAR(core_kind_of_doc,

@@ -108,7 +108,7 @@ static pc_status
 get_digest(const cJSON *object, const place *where, const char *key,
            uint8_t digest[PC_DIGEST_SIZE], pc_error *error)
 {
-    const char *text = NULL;
+    const char *text = "";
     pc_status status = get_text(object, where, key, &text, error);
     if (status == PC_OK && !pc_unhex(text, strlen(text), digest)) {
         status = refuse(where, key, "64 lower-case hexadecimal digits", error);
@@ -242,7 +242,7 @@ check_blobs_differ(const pc_manifest *manifest, pc_error *error)
 static pc_status
 read_blob(const cJSON *item, const place *where, pc_blob_info *blob, pc_error *error)
 {
-    const char *codec = NULL;
+    const char *codec = "";
     pc_status status;
     if (!cJSON_IsObject(item)) {
         return pc_fail(error, PC_CORRUPT, "$.blobs[%zu]: expected an object",
@@ -451,7 +451,7 @@ static pc_status
 read_fingerprint(const cJSON *root, pc_manifest *manifest, pc_error *error)
 {
     static const place top = {NULL, 0};
-    const char *text = NULL;
+    const char *text = "";
     pc_status status = pc_manifest_fingerprint(manifest->entries, manifest->entry_count,
                                                manifest->fingerprint, error);
     if (status == PC_OK) {

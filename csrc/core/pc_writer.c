@@ -368,21 +368,25 @@ create_temporary(const char *directory, const char *path, int *fd, char **name,
     return status;
 }
 
-/* Makes the rename last. File systems that cannot sync a directory are left alone. */
+/* Opens the directory, to be synced after the rename. Sets *fd* to -1 for one that may
+   be written but not read. */
 static pc_status
-sync_directory(const char *directory, const char *path, pc_error *error)
+open_directory(const char *directory, const char *path, int *fd, pc_error *error)
 {
-    pc_status status = PC_OK;
-    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* owned */
-    if (fd < 0) {
-        /* A directory may be writable and yet not readable. */
-        return errno == EACCES ? PC_OK : pc_fail_io(error, errno, path);
-    }
-    if (fsync(fd) < 0 && errno != EINVAL && errno != EROFS && errno != ENOTSUP) {
-        status = pc_fail_io(error, errno, path);
-    }
-    close(fd);
-    return status;
+    do {
+        *fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    } while (*fd < 0 && errno == EINTR);
+    return *fd >= 0 || errno == EACCES ? PC_OK : pc_fail_io(error, errno, path);
+}
+
+static int
+sync_fd(int fd)
+{
+    int result;
+    do {
+        result = fsync(fd);
+    } while (result < 0 && errno == EINTR);
+    return result;
 }
 
 /* Writes the file under a temporary name, syncs and renames it. */
@@ -393,11 +397,16 @@ write_file(const write_job *job, const char *path, uint64_t manifest_offset,
     sink out = {.path = path, .fd = -1};
     char *directory = directory_of(path); /* owned */
     char *temporary = NULL;               /* owned; the file exists while it is set */
+    int directory_fd = -1;                /* owned */
     pc_status status;
 
     pc_sha256_init(&out.hash);
     if (directory == NULL) {
         return pc_fail(error, PC_NO_MEMORY, "no memory for a file name");
+    }
+    status = open_directory(directory, path, &directory_fd, error);
+    if (status != PC_OK) {
+        goto done;
     }
     status = create_temporary(directory, path, &out.fd, &temporary, error);
     if (status != PC_OK) {
@@ -407,7 +416,7 @@ write_file(const write_job *job, const char *path, uint64_t manifest_offset,
     if (status != PC_OK) {
         goto done;
     }
-    if (fsync(out.fd) < 0) {
+    if (sync_fd(out.fd) < 0) {
         status = pc_fail_io(error, errno, path);
         goto done;
     }
@@ -425,8 +434,15 @@ write_file(const write_job *job, const char *path, uint64_t manifest_offset,
     pc_free(temporary);
     temporary = NULL;
     pc_sha256_final(&out.hash, digest);
-    status = sync_directory(directory, path, error);
+    /* The file is whole now; this makes its name last. Some file systems cannot. */
+    if (directory_fd >= 0 && sync_fd(directory_fd) < 0 && errno != EINVAL &&
+        errno != EROFS && errno != ENOTSUP) {
+        status = pc_fail_io(error, errno, path);
+    }
 done:
+    if (directory_fd >= 0) {
+        close(directory_fd);
+    }
     if (out.fd >= 0) {
         close(out.fd);
     }

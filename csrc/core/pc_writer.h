@@ -15,7 +15,9 @@ typedef struct {
    which is synced and then renamed, so readers see the old file or the new one, whole.
    The bytes depend on the set of items, the environment and *level* (0..max, 0 stores
    without compression) and on nothing else; equal items are written once. When it
-   fails it leaves nothing behind. *digest* is the sha256 of the file. */
+   fails it leaves nothing behind, except that when only the last step fails, syncing
+   the directory, the new file is there, whole. All compressed blobs are in memory until
+   they are written. *digest* is the sha256 of the file. */
 pc_status pc_writer_write(const char *path, const pc_pair *environment,
                           size_t environment_count, const pc_item *items, size_t count,
                           int level, uint8_t digest[PC_DIGEST_SIZE], pc_error *error);

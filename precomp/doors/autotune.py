@@ -49,7 +49,8 @@ def _combo(args: dict[str, Any]) -> Trip:
 
 
 def _bench(args: dict[str, Any]) -> Trip:
-    return Trip(f"Inductor Triton kernel {_kernel(args['self'])}", "timed to choose a config", _HINT)
+    name = _kernel(args["self"])
+    return Trip(f"Inductor Triton kernel {name}", "timed to choose a config", _HINT)
 
 
 def _select(args: dict[str, Any]) -> Trip:

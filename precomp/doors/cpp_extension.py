@@ -1,4 +1,4 @@
-"""Doors of torch.utils.cpp_extension. A load of an unchanged extension builds nothing and passes."""
+"""Doors of torch.utils.cpp_extension. An unchanged extension is loaded again without a build."""
 
 from __future__ import annotations
 

@@ -15,6 +15,4 @@ def _nvrtc(args: dict[str, Any]) -> Trip:
     )
 
 
-DOORS = (
-    Door("NVRTC", "build", "torch.cuda._utils:_nvrtc_compile", _nvrtc, required=False),
-)
+DOORS = (Door("NVRTC", "build", "torch.cuda._utils:_nvrtc_compile", _nvrtc, required=False),)

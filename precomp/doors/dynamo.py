@@ -23,27 +23,79 @@ _READS = (
 )
 
 
-def _found(reason: str, frame: Any) -> str:
-    """The value that the failed guard in *reason* saw in *frame*, as text, or ''."""
-    expression = re.sub(r"^\d+/\d+(?:_\d+)?: ", "", reason).split("  #")[0].strip()
-    try:
-        tree = ast.parse(expression, mode="eval").body
-    except SyntaxError:
-        return ""
-    if not isinstance(tree, ast.Compare) or len(tree.ops) != 1:
-        return ""
-    left = ast.Expression(tree.left)
-    for node in ast.walk(left):
+_NOTHING = object()
+
+
+def _read(tree: ast.expr, frame: Any) -> Any:
+    """What the source expression *tree* of a guard is in *frame*, _NOTHING if it is not just read.
+
+    Guards read attributes and items of the frame's variables; so does this, and no more.
+    """
+    body = ast.Expression(tree)
+    for node in ast.walk(body):
         if not isinstance(node, _READS):
-            return ""
+            return _NOTHING
         if isinstance(node, ast.Call) and getattr(node.func, "id", None) not in ("len", "type"):
-            return ""
-    scope = {**frame.f_locals, "L": frame.f_locals, "G": frame.f_globals}
+            return _NOTHING
+    scope = {**frame.f_globals, **frame.f_locals, "L": frame.f_locals, "G": frame.f_globals}
     try:
-        value = eval(compile(left, "<guard>", "eval"), {**frame.f_globals}, scope)
-    except Exception as error:  # noqa: BLE001 - what the program would see there
-        return f"{type(error).__name__}: {error}"
-    return short(repr(value), 80)
+        return eval(compile(body, "<guard>", "eval"), scope)
+    except Exception:  # noqa: BLE001 - the object may have changed in any way
+        return _NOTHING
+
+
+def _read_text(source: str, frame: Any) -> Any:
+    try:
+        return _read(ast.parse(source.strip(), mode="eval").body, frame)
+    except SyntaxError:
+        return _NOTHING
+
+
+def _type_name(kind: type) -> str:
+    return (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def _explain(guard: str, frame: Any) -> str:
+    """*guard*, the failed check as torch words it, with the expected and the found value."""
+    if " expected " in guard and " found " in guard:
+        return guard
+    match = re.match(r"___check_type_id\((.+), \d+\), type=<class '(.+)'>", guard)
+    if match:
+        value = _read_text(match[1], frame)
+        found = "" if value is _NOTHING else f", found type {_type_name(type(value))}"
+        return f"{match[1]}: expected type {match[2]}{found}"
+    match = re.match(r"___check_obj_id\((.+), \d+\)(?:, type=<class '(.+)'>)?", guard)
+    if match:
+        value = _read_text(match[1], frame)
+        found = "" if value is _NOTHING else f" of type {_type_name(type(value))}"
+        kind = f" {match[2]}" if match[2] else ""
+        return f"{match[1]}: expected the object{kind} it was compiled with, found another{found}"
+    match = re.match(r"tensor '(.+)' requires_grad mismatch", guard)
+    if match:
+        value = _read_text(match[1], frame)
+        found = getattr(value, "requires_grad", None)
+        return guard if found is None else f"{guard}, found requires_grad={int(found)}"
+    if guard.startswith("GLOBAL_STATE changed: grad_mode"):
+        import torch
+
+        found = torch.is_grad_enabled()
+        return f"GLOBAL_STATE changed: grad_mode (expected {not found}, found {found})"
+    try:
+        tree = ast.parse(guard, mode="eval").body
+    except SyntaxError:
+        return guard
+    if isinstance(tree, ast.Compare) and len(tree.ops) == 1:
+        value = _read(tree.left, frame)
+        if value is not _NOTHING:
+            wanted = ast.unparse(tree.comparators[0])
+            if not isinstance(tree.ops[0], (ast.Eq, ast.Is)):
+                wanted = guard.removeprefix(ast.unparse(tree.left)).strip()
+            return f"{guard} (expected {wanted}, found {short(repr(value), 80)})"
+    return guard
 
 
 def failed_guards(entries: list[Any], frame: Any, backend: Any) -> list[str]:
@@ -56,11 +108,8 @@ def failed_guards(entries: list[Any], frame: Any, backend: Any) -> list[str]:
     ):
         line = reason.split("\nUser stack trace:")[0].replace(", actual ", ", found ")
         line = line.split("  #")[0].strip()
-        if "found" not in line:
-            found = _found(reason, frame)
-            if found:
-                line += f" (found {found})"
-        lines.append(short(line, 300))
+        number, colon, guard = line.partition(": ")
+        lines.append(short(number + colon + _explain(guard, frame), 300))
     return lines
 
 
@@ -121,7 +170,8 @@ _TRIGGERS = {
 def _callback(args: dict[str, Any]) -> Trip:
     name = args["trigger"].name
     kind, what = _TRIGGERS.get(name, ("trace", name))
-    return Trip(what, f"torch starts a compile ({name}, id {args['compile_id']})", kind=kind)
+    why = f"torch starts a compile ({name}, id {args['compile_id']})"
+    return Trip(what, why, _HINT, kind=kind)
 
 
 def _autograd(args: dict[str, Any]) -> Trip:
@@ -151,6 +201,7 @@ DOORS = (
         "fallback",
         "torch._dynamo.convert_frame:CatchErrorsWrapper._handle_skip",
         _skip,
+        required=False,  # not in torch 2.11; the door of the frame stands before it
     ),
     Door("stance", "fallback", "torch._dynamo.eval_frame:_set_stance", _stance),
     Door(

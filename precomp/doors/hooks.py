@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from precomp import _core
@@ -34,6 +34,7 @@ _missing: dict[str, str] = {}
 """Required targets that are not there -> reason."""
 _checked_roots: set[str] = set()
 _started = False
+_skipped = False
 
 
 def missing() -> dict[str, str]:
@@ -163,13 +164,30 @@ def put(door: Door, module: types.ModuleType) -> None:
     setattr(owner, name, hook)
 
 
+def _is_standin(module: types.ModuleType) -> bool:
+    """Whether *module* is a light stand-in of precomp: the doors wait for the real one."""
+    lookup = vars(module).get("__getattr__")
+    home: str = getattr(lookup, "__globals__", {}).get("__name__", "")
+    return home.startswith("precomp.")
+
+
+def _sweep() -> None:
+    """Put the doors of every module that is there and ready, whoever imported it."""
+    for name in list(_waiting):
+        module = sys.modules.get(name)
+        spec = getattr(module, "__spec__", None)
+        if module is None or getattr(spec, "_initializing", False) or _is_standin(module):
+            continue
+        _install(name)
+
+
 def _install(name: str) -> None:
     """Put the waiting doors of module *name*, which is imported. Records missing targets."""
     with _lock:
         doors = _waiting.get(name)
-        if doors is None:
+        module = sys.modules.get(name)
+        if doors is None or module is None:
             return
-        module = sys.modules[name]
         for door in doors:
             try:
                 put(door, module)
@@ -177,6 +195,7 @@ def _install(name: str) -> None:
                 if door.required:
                     _missing[door.target] = str(error)
         del _waiting[name]
+        _skip_own_frames()
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -207,7 +226,9 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         def exec_module(module: types.ModuleType) -> None:
             del loader.exec_module
             run(module)
-            _install(fullname)
+            if not _is_standin(module):
+                _install(fullname)
+            _sweep()
             raise_if_missing(only_active=True)
 
         try:
@@ -239,7 +260,7 @@ def _check_files(root: str) -> None:
     By a look at the file system: importing the module to find out would be heavy.
     """
     package = sys.modules[root]
-    places = list(getattr(package, "__path__", ()))
+    places = list(vars(package).get("__path__", ()))
     if not places or root in _checked_roots:
         return
     _checked_roots.add(root)
@@ -257,6 +278,43 @@ def _check_files(root: str) -> None:
                     _missing[door.target] = "no such module"
 
 
+def _codes(value: Any) -> Iterator[types.CodeType]:
+    """All code objects of a function or class of precomp, nested ones included."""
+    if isinstance(value, types.CodeType):
+        yield value
+        for constant in value.co_consts:
+            if isinstance(constant, types.CodeType):
+                yield from _codes(constant)
+    elif isinstance(value, (staticmethod, classmethod)):
+        yield from _codes(value.__func__)
+    elif isinstance(value, types.FunctionType):
+        yield from _codes(value.__code__)
+    elif isinstance(value, type):
+        for member in vars(value).values():
+            yield from _codes(member)
+
+
+def _skip_own_frames() -> None:
+    """Keep the gate's own Python out of Dynamo, once torch is there.
+
+    A gate may be entered and left inside a compiled function, and modules may be imported there;
+    Dynamo, or precomp's server, would look at each of these frames.
+    """
+    global _skipped
+    evaluator: Any = sys.modules.get("torch._C._dynamo.eval_frame")
+    if _skipped or evaluator is None:
+        return
+    action = evaluator._FrameAction
+    strategy = evaluator._FrameExecStrategy(action.SKIP, action.DEFAULT)
+    for name, module in list(sys.modules.items()):
+        if name == "precomp.strict" or name.partition(".doors")[0] == "precomp":
+            for value in list(vars(module).values()):
+                if getattr(value, "__module__", None) == name:
+                    for code in _codes(value):
+                        evaluator.set_code_exec_strategy(code, strategy)
+    _skipped = True
+
+
 def start() -> None:
     """Put all doors whose module is imported, and see to it that the others follow.
 
@@ -269,16 +327,12 @@ def start() -> None:
             for door in all_doors():
                 _waiting.setdefault(door.module, []).append(door)
             _started = True
-        if _finder not in sys.meta_path:
+        if sys.meta_path[0] is not _finder:
+            if _finder in sys.meta_path:
+                sys.meta_path.remove(_finder)
             sys.meta_path.insert(0, _finder)
-        for name in list(_waiting):
-            module = sys.modules.get(name)
-            if module is None:
-                continue
-            spec = getattr(module, "__spec__", None)
-            if getattr(spec, "_initializing", False):
-                continue  # another thread imports it: the finder sees to it
-            _install(name)
+        _skip_own_frames()
+        _sweep()
         for root in {name.partition(".")[0] for name in _waiting}:
             if root in sys.modules:
                 _check_files(root)

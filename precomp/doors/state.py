@@ -12,7 +12,11 @@ from typing import Any
 
 from precomp.errors import PrecompError
 
-_ASYNC = "torch._inductor.compile_fx_async"
+
+def _contents(name: str) -> dict[str, Any]:
+    """What module *name* holds, {} if it is not imported. Never asks a stand-in for a name."""
+    module = sys.modules.get(name)
+    return {} if module is None else vars(module)
 
 
 def rearm() -> int:
@@ -22,9 +26,8 @@ def rearm() -> int:
     could be watched. With its strategy back to the default its cache entries keep being used, and
     the next miss reaches Dynamo; outside the gate torch gives up on it again by itself.
     """
-    convert_frame = sys.modules.get("torch._dynamo.convert_frame")
     evaluator: Any = sys.modules.get("torch._C._dynamo.eval_frame")
-    tracker = getattr(convert_frame, "input_codes", None)
+    tracker = _contents("torch._dynamo.convert_frame").get("input_codes")
     if tracker is None or evaluator is None:
         return 0
     action = evaluator._FrameAction.DEFAULT
@@ -54,8 +57,8 @@ def check(allow: Collection[str]) -> None:
 
 
 def _stance() -> list[str]:
-    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
-    stance = getattr(getattr(eval_frame, "_stance", None), "stance", "default")
+    current = _contents("torch._dynamo.eval_frame").get("_stance")
+    stance = getattr(current, "stance", "default")
     if stance != "eager_on_recompile":
         return []
     return [
@@ -65,10 +68,10 @@ def _stance() -> list[str]:
 
 
 def _workers() -> list[str]:
-    module = sys.modules.get("torch._inductor.async_compile")
+    module = _contents("torch._inductor.async_compile")
     found = []
-    ready = getattr(getattr(module, "AsyncCompile", None), "_ready_future", None)
-    for pool in list(getattr(module, "_pool_set", ())):
+    ready = getattr(module.get("AsyncCompile"), "_ready_future", None)
+    for pool in list(module.get("_pool_set", ())):
         pending = getattr(pool, "pending_futures", None)
         if pending is None:
             items = getattr(pool, "_pending_work_items", None) or {}
@@ -78,9 +81,9 @@ def _workers() -> list[str]:
         count = sum(future is not ready and not future.done() for future in futures)
         if count:
             found.append(f"{count} jobs of Inductor's compile workers are pending: wait for them")
-    background = sys.modules.get(_ASYNC)
+    background = _contents("torch._inductor.compile_fx_async")
     for name in ("_AsyncFxCompile", "_ProgressiveFxCompile"):
-        scheme = getattr(background, name, None)
+        scheme = background.get(name)
         started = getattr(scheme, "_stat_bg_started", 0)
         if started != getattr(scheme, "_stat_bg_finished", 0):
             found.append(f"background compiles of {name} are running: wait for them")
@@ -90,14 +93,14 @@ def _workers() -> list[str]:
 def _cuda_torch() -> Any:
     """The module torch if it was built for CUDA and has a device, else None."""
     torch: Any = sys.modules.get("torch")
-    core = getattr(torch, "_C", None)
+    core = _contents("torch").get("_C")
     if core is None or not hasattr(core, "_cuda_getDeviceCount"):
         return None
     return torch if core._cuda_getDeviceCount() > 0 else None
 
 
 def _tuning() -> list[str]:
-    core = getattr(sys.modules.get("torch"), "_C", None)
+    core = _contents("torch").get("_C")
     found = []
     if getattr(core, "_get_cudnn_benchmark", bool)() and _cuda_torch() is not None:
         found.append("torch.backends.cudnn.benchmark times algorithms in C++: set it to False")

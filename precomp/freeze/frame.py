@@ -12,6 +12,7 @@ import dis
 import functools
 import hashlib
 import inspect
+import marshal
 import os
 import sys
 import sysconfig
@@ -56,7 +57,7 @@ class Converted:
     guard_manager: Any
     f_globals: dict[str, Any]
     backend: dict[str, Any]
-    inlined: list[types.CodeType]
+    inlined: dict[types.CodeType, str | None]  # inlined code -> module of its globals
     problems: list[str]
 
 
@@ -109,10 +110,10 @@ class FrameRecorder:
         # (id of the module dict, name) -> what was installed there
         self.installed: dict[tuple[int, str], Installed] = {}
         self.scopes: dict[int, dict[str, Any]] = {}
-        self._inlined: list[dict[types.CodeType, None]] = []
+        self._inlined: list[dict[types.CodeType, str | None]] = []
 
     def install(self, patch: Patch) -> None:
-        """Start listening; *patch(owner, name, new)* replaces an attribute until the capture ends."""
+        """Start listening; *patch(owner, name, new)* replaces an attribute while capturing."""
         api = capture_api()
         recorder = self
         convert = api.CatchErrorsWrapper.__call__
@@ -127,7 +128,7 @@ class FrameRecorder:
                 raise
             finally:
                 inlined = recorder._inlined.pop()
-            recorder._record(wrapper, frame, result, list(inlined))
+            recorder._record(wrapper, frame, result, inlined)
             return result
 
         patch(api.CatchErrorsWrapper, "__call__", call)
@@ -138,7 +139,8 @@ class FrameRecorder:
         def inline_init(translator: Any, *args: Any, **kwargs: Any) -> None:
             inline(translator, *args, **kwargs)
             if recorder._inlined:
-                recorder._inlined[-1][translator.f_code] = None
+                module = translator.f_globals.get("__name__")
+                recorder._inlined[-1][translator.f_code] = module
 
         patch(api.InliningInstructionTranslator, "__init__", inline_init)
 
@@ -179,7 +181,9 @@ class FrameRecorder:
         self.scopes[id(scope)] = scope
         self.installed[id(scope), name] = entry
 
-    def _record(self, wrapper: Any, frame: Any, result: Any, inlined: list[types.CodeType]) -> None:
+    def _record(
+        self, wrapper: Any, frame: Any, result: Any, inlined: dict[types.CodeType, str | None]
+    ) -> None:
         if result.guarded_code is None:
             strategy = result.frame_exec_strategy
             self.skipped.append(
@@ -395,23 +399,23 @@ class FrameFreezer:
         inlined = set()
         files = set()
         own = nested_code(frame.original)
-        for code in frame.inlined:
+        for code, module in frame.inlined.items():
             filename = code.co_filename
             if fixed_by_version(filename) or code in own:
                 continue
             if RESUME in code.co_name:
                 continue
-            place = codepath.find(code, frame.f_globals.get("__name__"))
+            place = codepath.find(code, module)
             if place is not None:
                 inlined.add((place[0], place[1], _core.code_digest(code)))
                 continue
-            module = _module_of_file(filename)
-            if module is None:
+            holder = _module_of_file(filename)
+            if holder is None:
                 raise Unsupported(
                     f"inlined function {qualname(code)} cannot be found again: "
                     "no module holds it and it has no source file"
                 )
-            files.add((module, file_digest(filename)))
+            files.add((holder, file_digest(filename)))
         return tuple(sorted(inlined)), tuple(sorted(files))
 
     def helpers(self) -> set[tuple[str, str]]:
@@ -419,7 +423,9 @@ class FrameFreezer:
         found: set[tuple[str, str]] = set()
         for (kind, _), (_, data) in self.store.entries.items():
             if kind == "frame":
-                found |= compiler_names(loads(data)["tape"]["ops"])
+                record = loads(data)
+                found |= compiler_names(record["tape"]["ops"])
+                found |= guarded_names(record)
         for frame in self.recorder.converted:
             modules = {
                 name: entry.value
@@ -470,6 +476,31 @@ def compiler_names(value: Any) -> set[tuple[str, str]]:
             found.add((value[1], value[2][0][1]))
         for item in value:
             found |= compiler_names(item)
+    return found
+
+
+def guarded_names(record: dict[str, Any]) -> set[tuple[str, str]]:
+    """``(module, name)`` that the guards of a frame record read from compiler modules."""
+    aliases = {
+        name: spec[1]
+        for name, spec in record["globals"]
+        if spec[0] == "mod" and _in_compiler(spec[1])
+    }
+    modules: dict[int, str] = {}
+    found: set[tuple[str, str]] = set()
+    for op in record["tape"]["ops"]:
+        if op[0] == "dict_getitem_manager" and op[3] and op[3][1] in aliases:
+            modules[op[2]] = aliases[op[3][1]]
+        elif op[0] in ("getattr_manager", "generic_getattr_manager") and op[1] in modules:
+            found.add((modules[op[1]], op[3][1]))
+        elif op[0] == "add_epilogue_lambda_guard" and op[2][0][0] == "gfn":
+            # Generated code reads G['alias'].name: take each name that the module has.
+            names = marshal.loads(op[2][0][1][0]).co_names
+            for constant in op[2][0][1][2]:
+                module = aliases.get(constant[1]) if constant[0] == "k" else None
+                if module is not None:
+                    offered = vars(sys.modules[module])
+                    found |= {(module, name) for name in names if name in offered}
     return found
 
 

@@ -119,6 +119,7 @@ QUERIES = frozenset(
 )
 
 _ROOT = 0
+_RELATIONS_TEXT = "identity relations of objects"
 _ID = re.compile(r"0x[0-9a-f]{6,}")
 _NUMBER = re.compile(r"(?<![\w.])\d{6,}(?![\w.])|(?<=_)\d{6,}(?=_c)")
 _COMPILE_ID = re.compile(r"(?<=_ID_c)\[?\d+/\d+(_\d+)?\]?")
@@ -217,6 +218,7 @@ class _Tree:
         self.problems: list[str] = []
         self.constant: dict[int, str] = {}  # node -> the module of Dynamo it is in
         self.globals_node: int | None = None
+        self.stable: dict[str, str] = {}  # texts that depend on hashing -> without that
         self.tls: tuple[int, int] | None = None
         self.device: Encoded = ("k", None)
         self.containers: dict[int, Any] = {}  # node -> set that is read by position
@@ -227,8 +229,11 @@ class _Tree:
         self.numbers[id(wrapper)] = number
         return number
 
+    def is_dict_manager(self, number: int) -> bool:
+        return isinstance(self.wrappers[number], torch_api.serve().DictGuardManager)
+
     def source(self, number: int) -> str:
-        return str(self.wrappers[number].get_source()) or "the frame"
+        return "the frame" if number == _ROOT else str(self.wrappers[number].get_source())
 
 
 class GuardRecorder:
@@ -393,6 +398,9 @@ class GuardRecorder:
             except Unsupported as error:
                 tree.problems.append(f"{tree.source(node)}: {error}")
                 out.append(None)
+        if name == "add_equals_match_guard" and _holds_set(values[0]):
+            stable = f"{tree.source(node)} == {_stable_text(values[0])}"
+            tree.stable.update(dict.fromkeys(out[1], stable))
         if name == "add_dict_version_guard":
             name = "add_lambda_guard"
         elif out and type(out[0]) is tuple and out[0][:1] == ("late",):
@@ -494,7 +502,8 @@ class GuardRecorder:
         *rename* maps names that Dynamo put into f_globals to the names the artifact uses. Raises
         Unsupported with all reasons, one a line, when the tree cannot be frozen.
         """
-        return self._record(self._tree_of(guard_manager), rename, _canonical_text)
+        tree = self._tree_of(guard_manager)
+        return self._record(tree, rename, lambda text: _canonical_text(text, tree, self._objects))
 
     def _tree_of(self, guard_manager: Any) -> _Tree:
         tree = self._trees.get(id(guard_manager.root))
@@ -503,13 +512,14 @@ class GuardRecorder:
         return tree
 
     def _record(
-        self, tree: _Tree, rename: dict[str, str], canonical: Callable[[str, Any], str]
+        self, tree: _Tree, rename: dict[str, str], canonical: Callable[[str], str]
     ) -> dict[str, Any]:
         problems = list(tree.problems)
-        texts = _Texts(rename, lambda text: canonical(text, self._objects))
+        texts = _Texts(rename, canonical)
         numbers = _numbering(tree)
         ops: list[tuple[Any, ...]] = []
         identities: list[tuple[int, Any]] = []
+        moved: list[tuple[Any, ...]] = []
         for op in tree.ops:
             if op[0] in MANAGERS:
                 ops.append(_final_manager(op, tree, numbers, rename, texts))
@@ -517,13 +527,19 @@ class GuardRecorder:
                 ops.append(_final_relation(op, numbers, texts, problems))
             elif op[2] and isinstance(op[2][0], _Identity):
                 identities.append((op[1], op[2][0].value))
+            elif op[0] == "add_lambda_guard" and tree.is_dict_manager(op[1]):
+                moved.append(op)
             else:
                 ops.append((op[0], numbers[op[1]], _final_arguments(op, rename, texts)))
-        if identities:
-            try:
+        try:
+            for _, node, (function, verbose) in moved:
+                at = ("at", _path(tree, node, rename), function)
+                verbose = tuple(map(texts, verbose))
+                ops.append(("add_epilogue_lambda_guard", _ROOT, (at, verbose)))
+            if identities:
                 ops.append(self._object_relations(tree, identities, rename))
-            except Unsupported as error:
-                problems.append(str(error))
+        except Unsupported as error:
+            problems.append(str(error))
         if problems:
             raise Unsupported("\n".join(dict.fromkeys(map(texts, problems))))
         return {
@@ -536,30 +552,21 @@ class GuardRecorder:
     def _object_relations(
         self, tree: _Tree, identities: list[tuple[int, Any]], rename: dict[str, str]
     ) -> tuple[Any, ...]:
-        made = {op[2]: op for op in tree.ops if op[0] in MANAGERS}
+        """One guard at the end of the root for all objects under id guards that have no name."""
         typed = {op[1] for op in tree.ops if op[0] == "add_type_match_guard"}
         groups: dict[int, int] = {}
         out = []
         for node, value in identities:
-            where = tree.source(node)
             if not _is_value(value) and node not in typed:
-                raise Unsupported(f"{where}: identity of {describe(value)}, which is guarded by "
-                                  "nothing else")
-            path = []
-            at = node
-            while at != _ROOT:
-                name, parent, _, key, _, _ = made[at]
-                if name != "globals_dict_manager" and name not in guard_functions.ACCESSORS:
-                    raise Unsupported(f"{where}: identity of {describe(value)} read by {name}")
-                if parent == tree.globals_node:
-                    key = _renamed_key(key, rename)
-                path.append((name, key))
-                at = parent
+                raise Unsupported(
+                    f"{tree.source(node)}: identity of {describe(value)}, which is guarded by "
+                    "nothing else"
+                )
             equal = encode(value) if _is_immutable_value(value) else None
             group = groups.setdefault(id(value), len(groups))
-            out.append((tuple(reversed(path)), group, encode(type(value)), equal))
-        return ("add_epilogue_lambda_guard", _ROOT, (("rel", tuple(out)),
-                                                     ("identity relations of objects",)))
+            out.append((_path(tree, node, rename), group, encode(type(value)), equal))
+        relations = (("rel", tuple(out)), (_RELATIONS_TEXT,))
+        return ("add_epilogue_lambda_guard", _ROOT, relations)
 
     def used_globals(self, guard_manager: Any) -> set[str]:
         """The names that the tape of *guard_manager* reads from f_globals."""
@@ -589,7 +596,7 @@ class GuardRecorder:
         """Rebuild the tree from its tape in this process: the rebuilt one must accept *f_locals*
         and have the same nodes and guards. Raises Unsupported when it does not."""
         tree = self._tree_of(guard_manager)
-        record = self._record(tree, {}, lambda text, objects: text)
+        record = self._record(tree, {}, str)
         self._off = True
         try:
             root, keep = _core.GuardTape(record).replay(
@@ -605,13 +612,28 @@ class GuardRecorder:
                 raise Unsupported(f"the rebuilt guards reject their own frame: {parts}")
             _compare(tree, guard_manager.root, root)
             del keep
-        except _core.Stale as error:
+        except (_core.Stale, RuntimeError, guard_functions.NeedsCompiler) as error:
             raise Unsupported(f"the guards cannot be rebuilt: {error}") from error
         finally:
             self._off = False
 
 
 # ------------------------------------------------------------------ helpers
+
+
+def _holds_set(value: Any) -> bool:
+    if isinstance(value, (set, frozenset)):
+        return True
+    return isinstance(value, (tuple, list)) and any(map(_holds_set, value))
+
+
+def _stable_text(value: Any) -> str:
+    """repr() with the items of sets in order."""
+    if isinstance(value, (set, frozenset)):
+        return "{" + ", ".join(sorted(map(_stable_text, value))) + "}"
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(map(_stable_text, value)) + ")"
+    return repr(value)
 
 
 def _is_dynamo(module: str) -> bool:
@@ -680,6 +702,20 @@ def _names_of_globals(code: types.CodeType) -> Iterator[str]:
         if previous == "G" and isinstance(instruction.argval, str):
             yield instruction.argval
         previous = instruction.argval if instruction.opname == "LOAD_GLOBAL" else None
+
+
+def _path(tree: _Tree, node: int, rename: dict[str, str]) -> Encoded:
+    """How to read the value of *node* from the frame, for a guard at the end of the root."""
+    made = {op[2]: op for op in tree.ops if op[0] in MANAGERS}
+    path = []
+    at = node
+    while at != _ROOT:
+        name, parent, _, key, _, _ = made[at]
+        if name != "globals_dict_manager" and name not in guard_functions.ACCESSORS:
+            raise Unsupported(f"{tree.source(node)}: an identity that is read by {name}")
+        path.append((name, _renamed_key(key, rename) if parent == tree.globals_node else key))
+        at = parent
+    return tuple(reversed(path))
 
 
 def _renamed_key(key: Any, rename: dict[str, str]) -> Any:
@@ -760,15 +796,17 @@ class _Texts:
     def __call__(self, text: str) -> str:
         found = self._known.get(text)
         if found is None:
-            found = text
+            found = self._canonical(text)
             if self._pattern is not None:
                 found = self._pattern.sub(lambda match: self._rename[match[0]], found)
-            found = self._known[text] = self._canonical(found)
+            self._known[text] = found
         return found
 
 
-def _canonical_text(text: str, objects: dict[int, Any]) -> str:
-    """A text without what differs between two processes: ids, addresses, the user's source line."""
+def _canonical_text(text: str, tree: _Tree, objects: dict[int, Any]) -> str:
+    """A text without what differs between two processes: ids, addresses, order of sets, the user's
+    source line."""
+    text = tree.stable.get(text, text)
     text = text.partition("  # ")[0].rstrip()
     text = _ID.sub("0x", text)
     text = _NUMBER.sub(lambda match: "ID" if int(match[0]) in objects else match[0], text)
@@ -918,19 +956,12 @@ def _children(manager: Any) -> list[tuple[str, Any]]:
 
 def _compare(tree: _Tree, original: Any, rebuilt: Any) -> None:
     """Both trees node by node; Unsupported names the first difference."""
-    replaced: dict[int, Counter[tuple[str, ...]]] = {}
-    for op in tree.ops:
-        if op[0] not in MANAGERS and op[2]:
-            first = op[2][0]
-            if isinstance(first, _Identity):
-                replaced.setdefault(op[1], Counter())[("gone", *op[2][1])] += 1
-            elif type(first) is tuple and first[:1] in (("late",), ("nodes",)):
-                replaced.setdefault(op[1], Counter())[op[2][1]] += 1
+    replaced, moved = _replaced_leaves(tree)
     todo = [(original, rebuilt)]
     while todo:
         a, b = todo.pop()
         node = tree.numbers.get(id(a), -1)
-        where = str(a.get_source()) or "the root"
+        where = "the frame" if node == _ROOT else str(a.get_source())
         if node < 0:
             raise Unsupported(f"{where}: a guard that was not recorded")
         if type(a) is not type(b) or (
@@ -943,11 +974,33 @@ def _compare(tree: _Tree, original: Any, rebuilt: Any) -> None:
         if [(k, c.get_source()) for k, c in mine] != [(k, c.get_source()) for k, c in theirs]:
             raise Unsupported(f"{where}: the rebuilt guard manager has other accessors")
         todo += [(x, y) for (_, x), (_, y) in zip(mine, theirs, strict=True)]
-    relations = 1 if any("gone" in key for c in replaced.values() for key in c) else 0
-    epilogue = [tuple(leaf.verbose_code_parts()) for leaf in original.get_epilogue_lambda_guards()]
-    again = [tuple(leaf.verbose_code_parts()) for leaf in rebuilt.get_epilogue_lambda_guards()]
-    if len(again) != len(epilogue) + relations or again[: len(epilogue)] != epilogue:
+    before = [tuple(leaf.verbose_code_parts()) for leaf in original.get_epilogue_lambda_guards()]
+    after = [tuple(leaf.verbose_code_parts()) for leaf in rebuilt.get_epilogue_lambda_guards()]
+    if after != before + moved:
         raise Unsupported("the rebuilt guards have another epilogue")
+
+
+def _replaced_leaves(
+    tree: _Tree,
+) -> tuple[dict[int, Counter[tuple[str, ...]]], list[tuple[str, ...]]]:
+    """Per node the texts of leaves that another kind of guard stands for (first item "gone": at
+    the end of the root), and the texts of the guards there."""
+    replaced: dict[int, Counter[tuple[str, ...]]] = {}
+    moved: list[tuple[str, ...]] = []
+    relations = False
+    for op in tree.ops:
+        if op[0] in MANAGERS or not op[2]:
+            continue
+        first, here = op[2][0], replaced.setdefault(op[1], Counter())
+        if isinstance(first, _Identity):
+            here["gone", *op[2][1]] += 1
+            relations = True
+        elif op[0] == "add_lambda_guard" and tree.is_dict_manager(op[1]):
+            here["gone", *op[2][1]] += 1
+            moved.append(op[2][1])
+        elif type(first) is tuple and first[:1] in (("late",), ("nodes",)):
+            here[op[2][1]] += 1
+    return replaced, [*moved, (_RELATIONS_TEXT,)] if relations else moved
 
 
 def _compare_leaves(

@@ -16,6 +16,9 @@ Records (plain data, docs/standin.md section 4):
     The same for a module-level constant. Code that is taken may use it; it is not offered to
     others, because the module may rebind it.
 
+``("setup", file, code, names)``
+    A statement to run when the stand-in appears; its name is its first line.
+
 ``names`` is a tuple of ``(global name, module, attribute)``: what the code looks up.
 """
 
@@ -87,17 +90,18 @@ class _Source:
 
     def __init__(self, module: str) -> None:
         self.module: Any = importlib.import_module(module)
-        self.path: str = self.module.__file__
+        self.path: str = self.module.__spec__.origin
         with open(self.path, encoding="utf-8") as file:
             self.text = file.read()
         self.bound: dict[str, ast.stmt] = {}
         self.flags = 0
-        tree = ast.parse(self.text)
-        for node in tree.body:
+        self.lines = self.text.splitlines()
+        self.tree = ast.parse(self.text)
+        for node in self.tree.body:
             if isinstance(node, ast.ImportFrom) and node.module == "__future__":
                 for alias in node.names:
                     self.flags |= getattr(__future__, alias.name).compiler_flag
-        self._scan(tree.body)
+        self._scan(self.tree.body)
 
     def _scan(self, body: list[ast.stmt]) -> None:
         for node in body:
@@ -243,8 +247,8 @@ def _record(module: str, name: str) -> Record:
                 source.file,
                 pack_code(value.__code__),
                 _plain(value.__defaults__, f"default of {what}"),
-                None if defaults is None else tuple(sorted(_plain(defaults, what).items())),
-                tuple(sorted(_plain(attributes, f"attribute of {what}").items())),
+                None if defaults is None else tuple(_plain(defaults, what).items()),
+                tuple(_plain(attributes, f"attribute of {what}").items()),
                 _names_of(value.__code__, source),
             )
     if node is None:
@@ -282,6 +286,15 @@ def _check_decorator(node: ast.expr, source: _Source, what: str) -> None:
         raise Unsupported(f"{what} is decorated by {text}")
 
 
+def _setup(module: str, line: str) -> Record:
+    source = _source(module)
+    for node in source.tree.body:
+        if source.lines[node.lineno - 1].strip() == line:
+            code = source.compile(node)
+            return "setup", source.file, pack_code(code), _names_of(code, source)
+    raise PrecompError(f"precomp: torch {torch.__version__}: {module} lacks the statement {line!r}")
+
+
 def collect(names: Iterable[tuple[str, str]] = ()) -> tuple[tuple[str, str, Record], ...]:
     """Records of everything the stand-in answers, plus *names* ``(module, attribute)``.
 
@@ -291,6 +304,9 @@ def collect(names: Iterable[tuple[str, str]] = ()) -> tuple[tuple[str, str, Reco
     """
     check_written()
     records: dict[tuple[str, str], Record] = {}
+    for module, lines in torch_api.tables().STANDIN_SETUP.items():
+        for line in lines:
+            records[module, line] = _setup(module, line)
     for module, wanted in torch_api.tables().STANDIN_TAKE.items():
         for name in wanted:
             record = records[module, name] = _record(module, name)

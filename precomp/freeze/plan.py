@@ -417,10 +417,7 @@ def plan_reasons(plan: PlanSource, backend: str) -> list[str]:
     if plan.backward_state:
         reasons.append("BackwardState (backward hooks in the graph)")
     if plan.num_params:
-        reasons.append(
-            "parameters are attributes of the graph "
-            "(torch._dynamo.config.inline_inbuilt_nn_modules=False)"
-        )
+        reasons.append("tensors that are attributes of the graph")
     if plan.fw is None:
         reasons.append(f"backend {backend!r}: the forward graph is not Inductor's")
     if plan.kind == "training" and plan.bw is None:

@@ -248,6 +248,9 @@ def _path_candidates(value: Any) -> list[tuple[str, str]]:
         ("math", name),
         ("operator", name),
     ]
+    if isinstance(value, types.BuiltinFunctionType):
+        # Functions made by pybind11 may name a module that does not exist.
+        found += [(module, name) for module in sorted(sys.modules) if module.startswith("torch._C")]
     return found
 
 

@@ -244,6 +244,8 @@ class OptimizedModule(torch.nn.Module):
         return [*inner, *(name for name in super().__dir__() if name not in inner)]
 
 
+standin.add_module_class(OptimizedModule)
+
 _DEFAULTS: dict[str, Any] = {
     "fullgraph": False,
     "dynamic": None,

@@ -213,7 +213,7 @@ class Runtime:
     # -- building an entry
 
     def build(self, number: int, code: types.CodeType, f_globals: dict[str, Any]) -> Any:
-        """``(check, FrameReturn)`` of an entry for functions in *f_globals*; None if it is stale."""
+        """``(check, FrameReturn)`` of an entry for code in *f_globals*; None if it is stale."""
         with self.lock:
             entry = self.entries.get(number)
             if entry is None:

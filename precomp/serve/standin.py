@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import enum
 import importlib
+import importlib.machinery
+import inspect
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import _bootstrap  # type: ignore[attr-defined]
 from typing import Any, TypeVar
 
 import torch
 
 from precomp import torch_api
 from precomp.errors import PrecompError
-from precomp.serve.standin_build import Builder, skip_code
-from precomp.serve.standin_engine import LOADING, REAL, STANDIN, Finder, Package
+from precomp.serve.standin_beside import Beside
+from precomp.serve.standin_build import Builder, pass_over, skip_code
+from precomp.serve.standin_engine import LOADING, REAL, STANDIN, Finder, Package, import_lock
 from precomp.serve.standin_names import Written
 
 Key = tuple[str, str]
@@ -50,11 +52,13 @@ class _Lazy:
         table = torch_api.tables()
         self.top: dict[str, str] = table.STANDIN_TOP
         self.alone: frozenset[str] = table.STANDIN_ALONE
-        self.written = Written(materialize)
+        self.written = Written(materialize, _module_classes)
+        self.beside = Beside(table.STANDIN_BESIDE)
         self.builder = Builder(
             records,
-            {**self.written.names, **_provided},
+            self.written.names,
             owned=self.owned,
+            materialize=materialize,
             observed=frozenset({"torch._dynamo.polyfills"}),
         )
         homes = {module for module, _ in (*records, *self.builder.written)}
@@ -98,25 +102,23 @@ class _Lazy:
 
     def created(self) -> None:
         """What importing the real package changes outside itself and eager code can see."""
-        api = torch_api.serve()
-        if self.builder.has(_DECORATORS, "_DimRange"):
-            api.add_safe_globals([self.builder.get(_DECORATORS, "_DimRange")])
         external = importlib.import_module("torch._dynamo.external_utils")
         for code in external.get_nonrecursive_disable_wrapper.__code__.co_consts:
             if isinstance(code, types.CodeType):
                 skip_code(code)
-        if torch.manual_seed is torch.random.manual_seed:
-            torch.manual_seed = api.disable_dynamo(torch.manual_seed)
-            api.register_builtin(torch.manual_seed, "aten::manual_seed")
+        self.builder.setup(DYNAMO)
+        self.beside.install()
 
     def became_real(self) -> None:
         """Connect what was handed out before with the real package. Runs while it is loading."""
         global _by
         _by = self.dynamo.why
+        self.beside.uninstall()
         if _enum_is_ours:
-            importlib.import_module(_GUARDS).GuardManagerType = GuardManagerType
+            guards: Any = importlib.import_module(_GUARDS)
+            guards.GuardManagerType = GuardManagerType
         if (_DECORATORS, "_DimRange") in self.builder.built:
-            decorators = importlib.import_module(_DECORATORS)
+            decorators: Any = importlib.import_module(_DECORATORS)
             torch_api.serve().remove_safe_globals([decorators._DimRange])
             decorators._DimRange = self.builder.get(_DECORATORS, "_DimRange")
         self.builder.become_real()
@@ -131,7 +133,7 @@ class _Lazy:
 _lazy: _Lazy | None = None
 _by: str | None = None
 _callbacks: list[Callable[[], None]] = []
-_provided: dict[Key, Any] = {}
+_module_classes: list[type] = []
 _enum_is_ours = False
 _primed = False
 _lock = threading.RLock()
@@ -227,14 +229,9 @@ def on_materialize(callback: Callable[[], None]) -> Callable[[], None]:
     return remove
 
 
-def provide(module: str, name: str, value: Any) -> None:
-    """Let the stand-in of *module* answer *name* with *value*, until the real one arrives.
-
-    Call it before ``install``.
-    """
-    if _lazy is not None:
-        raise PrecompError("precomp: provide() comes before install()")
-    _provided[module, name] = value
+def add_module_class(cls: type) -> None:
+    """Let instances of *cls* count as ``OptimizedModule`` until the real class is there."""
+    _module_classes.append(cls)
 
 
 def enum_type() -> Any:
@@ -255,27 +252,23 @@ def prime() -> None:
     if _primed or is_real():
         return
     importlib.import_module(_CONFIG)
-    lock = _bootstrap._get_module_lock(_GUARDS)
-    with _lock:
-        lock.acquire()
+    with import_lock(_GUARDS):
+        if _primed or _GUARDS in sys.modules:
+            return
+        kind = enum_type()
+        stub: Any = types.ModuleType(_GUARDS)
+        stub.GuardManagerType = kind
+        # Other threads wait for the lock, and then find no module and import it.
+        spec: Any = importlib.machinery.ModuleSpec(_GUARDS, None)
+        spec._initializing = True
+        stub.__spec__ = spec
+        sys.modules[_GUARDS] = stub
         try:
-            if _primed or _GUARDS in sys.modules:
-                return
-            kind = enum_type()
-            stub: Any = types.ModuleType(_GUARDS)
-            stub.GuardManagerType = kind
-            # Other threads wait for the lock, and then find no module and import it.
-            stub.__spec__ = spec = importlib.machinery.ModuleSpec(_GUARDS, None)
-            spec._initializing = True  # type: ignore[attr-defined]
-            sys.modules[_GUARDS] = stub
-            try:
-                root = torch_api.serve().RootGuardManager()
-                root.framelocals_manager(("x", 0), "L['x']", None, kind.GUARD_MANAGER)
-            finally:
-                del sys.modules[_GUARDS]
-            _primed = True
+            root = torch_api.serve().RootGuardManager()
+            root.framelocals_manager(("x", 0), "L['x']", None, kind.GUARD_MANAGER)
         finally:
-            lock.release()
+            del sys.modules[_GUARDS]
+        _primed = True
 
 
 @contextmanager
@@ -335,4 +328,5 @@ for _function in (
     twins,
     module_for,
 ):
-    skip_code(getattr(_function, "__wrapped__", _function).__code__, recursive=True)
+    unobserved(inspect.unwrap(_function), recursive=True)
+pass_over(_Lazy)

@@ -1,9 +1,9 @@
 """Records of ``precomp.freeze.helpers`` -> live functions and classes.
 
-Each compiler module has one *space*: the globals of the functions rebuilt for it. A space is not the
-module's own dict, so that what functions need does not appear as attributes of the module. When the
-real module arrives, its names replace those in the space: functions handed out earlier then work
-with the real ones.
+Each compiler module has one *space*: the globals of the functions rebuilt for it. A space is not
+the module's own dict, so that what functions need does not appear as attributes of the module. When
+the real module arrives, its names replace those in the space: functions handed out earlier then
+work with the real ones.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ class Later:
 
 
 def _import_now(module: str, attribute: str) -> Any:
+    """Attribute of a module; an empty *attribute* means the module."""
     found = importlib.import_module(module)
     return getattr(found, attribute) if attribute else found
 
@@ -92,11 +93,20 @@ for _function in (Later.__init__, Later.__getattr__, Later.__call__):
 skip_code(_import_now.__code__, recursive=True)
 
 
+def pass_over(*classes: type) -> None:
+    """Mark all methods of *classes*, and what they call, to run unobserved."""
+    for cls in classes:
+        for value in vars(cls).values():
+            if isinstance(value, types.FunctionType):
+                skip_code(value.__code__, recursive=True)
+
+
 class Builder:
     """Makes the objects named by records, each once.
 
     *written* maps ``(module, name)`` to hand-written objects, *owned* tells whether a module is
-    still a stand-in, *observed* names modules whose code torch may compile by itself.
+    still a stand-in, *materialize* makes its package real, *observed* names modules whose code
+    torch may compile by itself.
     """
 
     def __init__(
@@ -104,11 +114,13 @@ class Builder:
         records: Mapping[Key, tuple[Any, ...]],
         written: Mapping[Key, Any],
         owned: Callable[[str], bool],
+        materialize: Callable[[str], None],
         observed: frozenset[str],
     ) -> None:
         self.records = records
         self.written = written
         self._owned = owned
+        self._materialize = materialize
         self._observed = observed
         self.spaces: dict[str, dict[str, Any]] = {}
         self.built: dict[Key, Any] = {}
@@ -126,7 +138,11 @@ class Builder:
 
     def offers(self, module: str) -> list[str]:
         """Names that the stand-in of *module* has."""
-        names = [n for (m, n), record in self.records.items() if m == module and record[0] != "const"]
+        names = [
+            name
+            for (home, name), record in self.records.items()
+            if home == module and record[0] not in ("const", "setup")
+        ]
         names += [n for m, n in self.written if m == module and n not in names]
         return names
 
@@ -179,7 +195,20 @@ class Builder:
         if module in sys.modules and not self._owned(module):
             found = sys.modules[module]
             return getattr(found, attribute) if attribute else found
-        return Later(functools.partial(_import_now, module, attribute))
+        return Later(functools.partial(self._late, module, attribute))
+
+    def _late(self, module: str, attribute: str) -> Any:
+        if attribute and self._owned(module):
+            self._materialize(f"{module}.{attribute}")
+        return _import_now(module, attribute)
+
+    def setup(self, module: str) -> None:
+        """Run the statements of *module* that change torch outside the compiler."""
+        for (home, _), record in self.records.items():
+            if home == module and record[0] == "setup":
+                space = self.space(module)
+                self._bind(space, record[3])
+                exec(unpack_code(record[2], os.path.join(_ROOT, *record[1].split("/"))), space)
 
     def become_real(self) -> None:
         """Replace the names in all spaces by those of the real modules."""
@@ -187,3 +216,6 @@ class Builder:
             real = sys.modules.get(name)
             if real is not None:
                 space.update({k: v for k, v in vars(real).items() if not k.startswith("__")})
+
+
+pass_over(Builder)

@@ -1,9 +1,9 @@
 """Packages that exist as light modules until somebody needs them, and then become real in place.
 
-A *package* (``torch._dynamo``) starts as a *stand-in*: a plain module whose ``__getattr__`` offers a
-few names. Any other name, or the import of a submodule that is not offered, *materialises* it: the
-real files are executed in the same module objects, so nobody ever holds a second copy. Its
-submodules that exist before (*homes*) become real the same way.
+A *package* (``torch._dynamo``) starts as a *stand-in*: a plain module with a few names. Any other
+name, or the import of a submodule that is not offered, *materialises* it: the real files are
+executed in the same module objects, so nobody ever holds a second copy. Its submodules that exist
+before (*homes*) become real the same way.
 
 Locks. Everything runs under Python's own import locks, so that concurrent imports see what they see
 for any module. Two rules keep them free of dead-locks: the package becomes real under the module
@@ -21,15 +21,28 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import _bootstrap  # type: ignore[attr-defined]
 from typing import Any
 
 from precomp import torch_api
-from precomp.serve.standin_build import skip_code
+from precomp.serve.standin_build import pass_over, skip_code
+
+# Not public: the import locks of single modules. Same names in CPython 3.10 to 3.13.
+_bootstrap: Any = importlib._bootstrap  # type: ignore[attr-defined]
 
 STANDIN, LOADING, REAL = "standin", "loading", "real"
 
 Spec = importlib.machinery.ModuleSpec
+
+
+@contextmanager
+def import_lock(name: str) -> Iterator[None]:
+    """Hold the lock under which module *name* is imported."""
+    lock = _bootstrap._get_module_lock(name)
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager
@@ -47,6 +60,18 @@ def _unlocked(name: str) -> Iterator[None]:
             lock.acquire()
 
 
+@contextmanager
+def _import_weather() -> Iterator[None]:
+    """As at the start of a program: no frame evaluator, no modes that would trace what is run."""
+    api = torch_api.serve()
+    prior = api.set_eval_frame(None)
+    try:
+        with api.disable_current_modes(), api.DisableTorchFunction():
+            yield
+    finally:
+        api.set_eval_frame(prior)
+
+
 def _real_spec(name: str, path: Sequence[str]) -> Spec:
     spec = importlib.machinery.PathFinder.find_spec(name, path)
     if spec is None or spec.loader is None:
@@ -56,12 +81,16 @@ def _real_spec(name: str, path: Sequence[str]) -> Spec:
 
 def _dress(module: types.ModuleType, spec: Spec) -> None:
     """Give a stand-in the import attributes of the real module."""
-    module.__spec__ = spec
-    module.__loader__ = spec.loader
-    module.__file__ = spec.origin
-    module.__package__ = spec.parent
+    contents = vars(module)
+    contents.update(
+        __spec__=spec,
+        __loader__=spec.loader,
+        __file__=spec.origin,
+        __cached__=spec.cached,
+        __package__=spec.parent,
+    )
     if spec.submodule_search_locations is not None:
-        module.__path__ = list(spec.submodule_search_locations)
+        contents["__path__"] = list(spec.submodule_search_locations)
 
 
 class _Known(importlib.abc.Loader):
@@ -157,6 +186,7 @@ class Home:
         contents = vars(self.module)
         before = dict(contents)
         loader: Any = self.spec.loader
+        # Nobody may take a name of the stand-in for one that the real file has set already.
         for name in self.offered:
             contents.pop(name, None)
         try:
@@ -257,7 +287,8 @@ class Package:
 
     def _create(self, module: types.ModuleType) -> None:
         name = module.__name__
-        self.homes[name] = Home(self, module, self.spec if name == self.name else self._real_spec(name))
+        spec = self.spec if name == self.name else self._real_spec(name)
+        self.homes[name] = Home(self, module, spec)
         if name == self.name:
             self.on_create()
 
@@ -285,11 +316,9 @@ class Package:
         Re-entrant: the thread that materialises gets the unfinished module, as in any circular
         import. A failure leaves the stand-in as it was, and is raised.
         """
-        set_eval_frame = torch_api.serve().set_eval_frame
-        prior = set_eval_frame(None)
-        try:
-            if self.state == REAL or self.thread == threading.get_ident():
-                return
+        if self.state == REAL or self.thread == threading.get_ident():
+            return
+        with _import_weather():
             importlib.import_module(self.name)
             lock = _bootstrap._get_module_lock(self.name)
             try:
@@ -303,8 +332,6 @@ class Package:
                     self._execute(why)
             finally:
                 lock.release()
-        finally:
-            set_eval_frame(prior)
 
     def _execute(self, why: str) -> None:
         package = self.homes[self.name]
@@ -359,8 +386,4 @@ class Finder(importlib.abc.MetaPathFinder):
         return None
 
 
-skip_code(Finder.find_spec.__code__, recursive=True)
-for _class in (_Known, _InPlace, _Create):
-    skip_code(_class.create_module.__code__, recursive=True)
-    skip_code(_class.exec_module.__code__, recursive=True)
-skip_code(Package.become_real.__code__, recursive=True)
+pass_over(_Known, _InPlace, _Create, Home, Package, Finder)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from precomp import torch_api
-from precomp.serve.standin_build import skip_code
+from precomp.serve.standin_build import pass_over, skip_code
 
 Key = tuple[str, str]
 
@@ -24,11 +24,14 @@ _EVAL_FRAME = "torch._dynamo.eval_frame"
 class Written:
     """Hand-written names and what they remember until the real package arrives.
 
-    *materialize* makes ``torch._dynamo`` real.
+    *materialize* makes ``torch._dynamo`` real; *module_classes* are the classes whose instances
+    count as ``OptimizedModule``.
     """
 
-    def __init__(self, materialize: Callable[[str], None]) -> None:
-        self._materialize = materialize
+    def __init__(
+        self, materialize: Callable[[str], None], module_classes: list[type]
+    ) -> None:
+        self._module_classes = module_classes
         self._allowed: list[Any] = []
         set_eval_frame = torch_api.serve().set_eval_frame
         get_callback = torch_api.serve().get_eval_frame_callback
@@ -53,7 +56,8 @@ class Written:
                 self.callback = callback
 
             def __enter__(self) -> None:
-                self._real = real(_EVAL_FRAME, type(self).__name__)(self.msg, self.wrapping)
+                arguments = {k: v for k, v in vars(self).items() if k in ("msg", "wrapping")}
+                self._real = real(_EVAL_FRAME, type(self).__name__)(**arguments)
                 self._real.__enter__()
 
             def __exit__(self, *exc: Any) -> Any:
@@ -92,7 +96,25 @@ class Written:
                 return importlib.import_module("torch.utils._triton").has_triton()
             return False
 
+        class OptimizedModuleType(type):
+            """Lets instance checks work before there is a class, and agree with it afterwards."""
+
+            def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+                return real(_EVAL_FRAME, "OptimizedModule")(*args, **kwargs)
+
+            def __instancecheck__(cls, value: Any) -> bool:
+                return isinstance(value, tuple(module_classes))
+
+            def __subclasscheck__(cls, other: type) -> bool:
+                return other is cls or issubclass(other, tuple(module_classes))
+
+        class OptimizedModule(metaclass=OptimizedModuleType):
+            """The class of compiled modules, before the real one is there."""
+
+        OptimizedModule.__module__ = _EVAL_FRAME
+
         self.names: dict[Key, Any] = {
+            (_EVAL_FRAME, "OptimizedModule"): OptimizedModule,
             (_DECORATORS, "allow_in_graph"): allow_in_graph,
             (_EVAL_FRAME, "_TorchDynamoContext"): _TorchDynamoContext,
             (_EVAL_FRAME, "_callback_from_stance"): _callback_from_stance,
@@ -114,6 +136,7 @@ class Written:
             is_compile_supported,
         ):
             skip_code(function.__code__, recursive=function is is_compile_supported)
+        pass_over(OptimizedModuleType)
 
     def become_real(self) -> None:
         """Tell the real package what was remembered."""
@@ -121,3 +144,4 @@ class Written:
         for fn in self._allowed:
             allow_in_graph(fn)
         self._allowed.clear()
+        self._module_classes.append(importlib.import_module(_EVAL_FRAME).OptimizedModule)

@@ -1,7 +1,7 @@
 """Every private name of torch that precomp relies on, checked before it is used.
 
-One file per supported torch minor holds the tables ``SERVE``, ``COMPILER`` and ``CAPTURE``: own name
--> ``"module:attribute.path"``. ``serve()`` imports torch core only; the others torch's compiler.
+One file per supported torch minor holds the tables ``SERVE``, ``COMPILER`` and ``CAPTURE``: own
+name -> ``"module:attribute.path"``. ``serve()`` imports torch core only, the others its compiler.
 """
 
 from __future__ import annotations

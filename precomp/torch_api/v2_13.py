@@ -70,11 +70,8 @@ SERVE: dict[str, str] = {
     "get_schema": "torch._C:_get_schema",
     # stand-in
     "get_eval_frame_callback": "torch._C._dynamo.eval_frame:get_eval_frame_callback",
-    "add_safe_globals": "torch.serialization:add_safe_globals",
+    "disable_current_modes": "torch.utils._python_dispatch:_disable_current_modes",
     "remove_safe_globals": "torch._weights_only_unpickler:_remove_safe_globals",
-    "disable_dynamo": "torch._compile:_disable_dynamo",
-    "register_builtin": "torch.jit._builtins:_register_builtin",
-    "builtin_table": "torch.jit._builtins:_get_builtin_table",
     "DISABLE_JUSTKNOBS": "torch._utils_internal:DISABLE_JUSTKNOBS",
 }
 
@@ -155,11 +152,17 @@ CAPTURE: dict[str, str] = {
 # Module files that are loaded alone, before their package; they import nothing of the compiler.
 STANDIN_ALONE: frozenset[str] = frozenset(
     {
+        "torch._dynamo._trace_wrapped_higher_order_op",
+        "torch._dynamo.aot_compile_types",
+        "torch._dynamo.callback",
         "torch._dynamo.config",
         "torch._dynamo.external_utils",
-        "torch._dynamo._trace_wrapped_higher_order_op",
+        "torch._dynamo.types",
+        "torch._inductor.compiler_bisector",
         "torch._inductor.config",
         "torch._inductor.custom_graph_pass",
+        "torch._inductor.runtime",
+        "torch._inductor.runtime.cache_dir_utils",
     }
 )
 
@@ -220,8 +223,63 @@ STANDIN_TAKE: dict[str, tuple[str, ...]] = {
     ),
 }
 
+# Statements of a module that change torch outside the compiler: the stand-in runs them, too, when
+# it appears. A statement is named by the first line of its source.
+STANDIN_SETUP: dict[str, tuple[str, ...]] = {
+    "torch._dynamo": (
+        "torch.serialization.add_safe_globals([torch._dynamo.decorators._DimRange])",
+        "if torch.manual_seed is torch.random.manual_seed:",
+    ),
+}
+
+# Submodules that exist as attributes because the compiler imports them: parent -> names. Torch and
+# programs rely on them once an optimizer was made; the stand-in imports them on demand.
+STANDIN_BESIDE: dict[str, tuple[str, ...]] = {
+    "torch._decomp": ("decompositions_for_rng",),
+    "torch._functorch": ("config", "deprecated", "make_functional"),
+    "torch._functorch._aot_autograd": (
+        "collect_metadata_analysis",
+        "descriptors",
+        "functional_utils",
+        "graph_capture_wrappers",
+        "input_output_analysis",
+        "logging_utils",
+        "runtime_wrappers",
+        "schemas",
+        "subclass_utils",
+    ),
+    "torch._higher_order_ops": ("triton_kernel_wrap",),
+    "torch.cuda": ("_pin_memory_utils",),
+    "torch.distributed": (
+        "_composable",
+        "_composable_state",
+        "_functional_collectives",
+        "_functional_collectives_impl",
+        "_local_tensor",
+        "_shard",
+        "_state_dict_utils",
+        "_symmetric_memory",
+        "fsdp",
+        "nn",
+        "tensor",
+    ),
+    "torch.distributed.algorithms": ("_checkpoint", "_comm_hooks"),
+    "torch.fx.experimental": (
+        "_dynamism",
+        "_size_hinting",
+        "dynamic_spec",
+        "recording",
+        "symbolic_shapes",
+    ),
+    "torch.fx.passes": ("graph_transform_observer",),
+    "torch.nn.utils": ("_expanded_weights",),
+    "torch.testing._internal": ("distributed",),
+    "torch.utils": ("_device", "_functools", "_pallas", "_sympy", "_triton"),
+}
+
 # Names that the stand-in ``torch._dynamo`` takes from its submodules, as the real __init__ does.
 STANDIN_TOP: dict[str, str] = {
+    "OptimizedModule": "torch._dynamo.eval_frame",
     "allow_in_graph": "torch._dynamo.decorators",
     "assume_constant_result": "torch._dynamo.decorators",
     "disable": "torch._dynamo.decorators",

@@ -100,6 +100,4 @@ def table(raws: list[tuple[bytes, bytes | None]]) -> dict[str, Any]:
 
 
 def dump(manifest: dict[str, Any]) -> bytes:
-    return json.dumps(
-        manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False
-    ).encode()
+    return json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

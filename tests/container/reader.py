@@ -77,7 +77,7 @@ def parse_manifest(data: bytes) -> dict[str, Any]:
             parse_int=integer,
             parse_constant=no_float,
         )
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(str(error)) from None
     check_value(manifest, 0)
     return manifest

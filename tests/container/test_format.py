@@ -65,7 +65,11 @@ def random_content(seed: int) -> tuple[dict[str, str], list[tuple[str, str, byte
         return "".join(chance.choices(text, k=chance.randrange(limit)))
 
     pool = [
-        bytes(chance.choices(range(chance.choice([2, 256])), k=chance.choice([0, 1, 63, 64, 65, 4000])))
+        bytes(
+            chance.choices(
+                range(chance.choice([2, 256])), k=chance.choice([0, 1, 63, 64, 65, 4000])
+            )
+        )
         for _ in range(8)
     ]
     entries = [

@@ -216,7 +216,10 @@ def build(record: dict[str, Any], f_globals: dict[str, Any]) -> Callable[[Any], 
         values: dict[int, Any] = {}
         if not _run(nodes[0], f_locals, values, order, watched):
             return False
-        return all(r(values) for r in relations) and all(f(f_locals) for f in epilogue)
+        try:
+            return all(r(values) for r in relations) and all(f(f_locals) for f in epilogue)
+        except (LookupError, AttributeError, TypeError):
+            return False
 
     return check
 

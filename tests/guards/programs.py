@@ -59,7 +59,7 @@ def program(make: Callable[[], Program]) -> Callable[[], Program]:
 
 @contextlib.contextmanager
 def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    own = name.startswith("__") or any(
+    own = name.startswith("__") or not hasattr(owner, "__dict__") or any(
         name in getattr(owner, place, {})
         for place in ("__dict__", "_modules", "_parameters", "_buffers")
     )
@@ -598,6 +598,7 @@ def overlap() -> Program:
             "same": lambda: (base[0:4], base[0:4]),
         },
         backend="aot_eager",
+        dynamic=True,
     )
 
 
@@ -794,5 +795,285 @@ def copied_config() -> Program:
             "width": lambda: attribute(m.config, "width", 3),
             "names": lambda: call(lambda: m.config.names.append("c"), m.config.names.pop),
             "equal_config": lambda: attribute(m, "config", Config()),
+        },
+    )
+
+
+# ------------------------------------------------------------------ less usual values
+
+
+def numpy_function(t, array, scalar):
+    return t + torch.from_numpy(array) * scalar
+
+
+@program
+def numpy_values() -> Program:
+    import numpy
+
+    a = (x(3), numpy.ones(3, dtype=numpy.float32), numpy.float32(2))
+    return Program(
+        numpy_function,
+        a,
+        {
+            "dtype": lambda: (a[0], numpy.ones(3), a[2]),
+            "shape": lambda: (a[0], numpy.ones(1, dtype=numpy.float32), a[2]),
+            "tensor": lambda: (a[0], x(3), a[2]),
+            "scalar_dtype": lambda: (a[0], a[1], numpy.float64(2)),
+            "scalar_value": lambda: (a[0], a[1], numpy.float32(3)),
+        },
+    )
+
+
+@contextlib.contextmanager
+def vmap_level() -> Iterator[None]:
+    torch._C._functorch._vmap_increment_nesting(2, "error")
+    try:
+        yield
+    finally:
+        torch._C._functorch._vmap_decrement_nesting()
+
+
+def vmapped_function(t):
+    return torch.vmap(lambda row: row * 2)(t)
+
+
+@program
+def vmapped() -> Program:
+    return Program(
+        vmapped_function,
+        (x(3),),
+        {"shape": lambda: (x(4),), "inside_vmap": vmap_level, "no_grad": torch.no_grad},
+    )
+
+
+def gradient_function(t):
+    return torch.func.grad(lambda v: (v * 2).sum())(t)
+
+
+@program
+def gradient() -> Program:
+    return Program(
+        gradient_function, (x(3),), {"shape": lambda: (x(4),), "inside_vmap": vmap_level}
+    )
+
+
+def tuple_fields(pair):
+    return pair.min * pair.max + pair.dim
+
+
+@program
+def named_tuple() -> Program:
+    a = x(3)
+    return Program(
+        tuple_fields,
+        (DimRange(2, a, a),),
+        {
+            "equal": lambda: (DimRange(2, a, a),),
+            "int": lambda: (DimRange(3, a, a),),
+            "not_aliased": lambda: (DimRange(2, x(3), a),),
+            "other_type": lambda: ((2, a, a),),
+        },
+    )
+
+
+ENUM_KEYS = {Mode.A: 2, Mode.B: 3}
+TUPLE_KEYS = {(1, "a"): 2}
+TYPE_KEYS = {int: 2, torch.float32: 3}
+
+
+def table_lookups(t):
+    return t * ENUM_KEYS[Mode.A] + TUPLE_KEYS[1, "a"] + TYPE_KEYS[int] * TYPE_KEYS[torch.float32]
+
+
+@program
+def table_keys() -> Program:
+    return Program(
+        table_lookups,
+        (x(3),),
+        {
+            "enum": lambda: item(ENUM_KEYS, Mode.A, 5),
+            "other_enum": lambda: item(ENUM_KEYS, Mode.B, 5),
+            "tuple": lambda: item(TUPLE_KEYS, (1, "a"), 5),
+            "type": lambda: item(TYPE_KEYS, int, 5),
+            "dtype": lambda: item(TYPE_KEYS, torch.float32, 5),
+        },
+    )
+
+
+def ordered_items(t, table, ordered, default, queue):
+    for name, value in table.items():
+        t = t * value + len(name)
+    for value in ordered.values():
+        t = t - value
+    return t + default["a"] + queue[0]
+
+
+@program
+def orders() -> Program:
+    def arguments(table=None, ordered=None, default=None, queue=(1, 2)):
+        return (
+            x(3),
+            table or {"a": 1, "b": 2},
+            collections.OrderedDict(ordered or {"a": 1, "b": 2}),
+            collections.defaultdict(int, default or {"a": 2}),
+            collections.deque(queue),
+        )
+
+    return Program(
+        ordered_items,
+        arguments,
+        {
+            "dict_order": lambda: arguments(table={"b": 2, "a": 1}),
+            "dict_more": lambda: arguments(table={"a": 1, "b": 2, "c": 3}),
+            "dict_value": lambda: arguments(table={"a": 1, "b": 3}),
+            "ordered_order": lambda: arguments(ordered={"b": 2, "a": 1}),
+            "ordered_value": lambda: arguments(ordered={"a": 1, "b": 3}),
+            "default_value": lambda: arguments(default={"a": 3}),
+            "queue": lambda: arguments(queue=(2, 2)),
+            "queue_length": lambda: arguments(queue=(1, 2, 3)),
+        },
+    )
+
+
+def through_weakref(t, reference):
+    return t + reference().factor
+
+
+def dead_reference() -> Any:
+    import weakref
+
+    return weakref.ref(Wrapper(2.0))
+
+
+@program
+def weak_reference() -> Program:
+    import weakref
+
+    keep = Wrapper(2.0)
+    other = Wrapper(3.0)
+    t = x(3)
+    return Program(
+        through_weakref,
+        (t, weakref.ref(keep)),
+        {
+            "other_factor": lambda: (t, weakref.ref(other)),
+            "dead": lambda: (t, dead_reference()),
+            "in_place": lambda: attribute(keep, "factor", 5.0),
+        },
+    )
+
+
+class OtherMode(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, kinds, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+def doubled(t):
+    return t * 2
+
+
+@program
+def function_modes() -> Program:
+    return Program(
+        doubled,
+        (x(3),),
+        {"one_more": OtherMode, "disabled": torch._C.DisableTorchFunction},
+        around=torch.overrides.BaseTorchFunctionMode,
+    )
+
+
+@program
+def forward_mode() -> Program:
+    return Program(
+        doubled,
+        (x(3),),
+        {"grad_mode": torch.no_grad, "outside": lambda: _outer_level()},
+        around=torch.autograd.forward_ad.dual_level,
+    )
+
+
+@contextlib.contextmanager
+def _outer_level() -> Iterator[None]:
+    ad = torch.autograd.forward_ad
+    before, ad._current_level = ad._current_level, -1
+    try:
+        yield
+    finally:
+        ad._current_level = before
+
+
+class Amount(int):
+    pass
+
+
+AMOUNT = Amount(3)
+ACT = lambda t: t * 3  # noqa: E731
+
+
+def doubling(function):
+    # No functools.wraps: the name of the wrapper leads nowhere.
+    def wrapper(*args):
+        return function(*args) * 2
+
+    return wrapper
+
+
+@doubling
+def incremented(t):
+    return t + 1
+
+
+@functools.lru_cache
+def cached_square(n):
+    return n * n
+
+
+def call_functions(t):
+    return ACT(t) + incremented(t) + cached_square(3) + AMOUNT
+
+
+@program
+def decorated() -> Program:
+    return Program(
+        call_functions,
+        (x(3),),
+        {
+            "lambda": lambda: global_("ACT", lambda t: t * 4),
+            "same_lambda": lambda: global_("ACT", ACT),
+            "wrapped": lambda: attribute(
+                incremented.__closure__[0], "cell_contents", lambda t: t + 3
+            ),
+            "not_wrapped": lambda: global_("incremented", sine),
+            "amount": lambda: global_("AMOUNT", Amount(4)),
+            "plain_amount": lambda: global_("AMOUNT", 3),
+        },
+    )
+
+
+def asks_dynamo(t):
+    return t * 2 if torch._dynamo.is_compiling() else t
+
+
+@program
+def dynamo_function() -> Program:
+    """Its guards look into a module of torch's compiler; the version of torch fixes them."""
+    return Program(asks_dynamo, (x(3),), {"shape": lambda: (x(4),)})
+
+
+def tree_mapped(t, table):
+    mapped = torch.utils._pytree.tree_map(lambda leaf: leaf * 2, table)
+    return t + mapped["a"][0]
+
+
+@program
+def tree() -> Program:
+    t = x(3)
+    return Program(
+        tree_mapped,
+        (t, {"a": [t]}),
+        {
+            "more": lambda: (t, {"a": [t], "b": 1}),
+            "tuple": lambda: (t, {"a": (t,)}),
+            "shape": lambda: (t, {"a": [x(1)]}),
         },
     )

@@ -8,6 +8,7 @@ other the plan built from the frozen record over the same Inductor callables.
 from __future__ import annotations
 
 import gc
+import hashlib
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,11 +19,11 @@ import torch
 with warnings.catch_warnings():  # torch deprecates what its own compiler imports
     warnings.simplefilter("ignore")
     import torch._dynamo
-    import torch._inductor.compile_fx  # noqa: F401
     from torch._dynamo.utils import CleanupHook
+    from torch._inductor.compile_fx import compile_fx
 
 from precomp import data
-from precomp.freeze.plan import PlanRecorder
+from precomp.freeze.plan import GraphSource, PlanRecorder
 from precomp.freeze.store import Unsupported
 from precomp.serve import plan as serve_plan
 
@@ -115,13 +116,24 @@ class Twin:
             self.ours = ours
             torch.manual_seed(7)
             calls = self.calls
-            result = scenario(self)
+            with warnings.catch_warnings():
+                if not ours:  # compiling warns
+                    warnings.simplefilter("ignore")
+                result = scenario(self)
             assert self.calls > calls, "no compiled graph ran"
             seen.append((observe(result), torch.get_rng_state().tolist()))
         self.ours = False
         # The first round compiles; the others must agree in everything.
         assert seen[1] == seen[2] == seen[3]
         return seen[3][0]
+
+
+def bits(tensor: torch.Tensor) -> Any:
+    """The elements of *tensor*, or a digest of their bits when there are many."""
+    if tensor.numel() < 64 and tensor.dtype is not torch.bfloat16:
+        return repr(tensor.tolist())
+    raw = tensor.contiguous().view(-1).view(torch.uint8)
+    return hashlib.sha256(raw.numpy().tobytes()).hexdigest()
 
 
 def observe(result: Any) -> Any:
@@ -163,9 +175,7 @@ def observe(result: Any) -> Any:
                 None if base is None else (identity(base), tuple(base.shape)),
                 storage(value),
                 sorted(getattr(value, "_dynamo_propagated_dynamic_indices", ())),
-                content.contiguous().view(-1).view(torch.uint8).tolist()
-                if content.numel()
-                else [],
+                bits(content),
             )
         if isinstance(value, (tuple, list)):
             return [look(item) for item in value]
@@ -192,3 +202,57 @@ def twin() -> Iterator[Callable[..., Twin]]:
         item.close()
     torch._dynamo.reset()
     gc.collect()
+
+
+@pytest.fixture
+def ignore_warnings() -> Iterator[None]:
+    """For tests that compile: torch's compiler warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.fixture
+def direct() -> Callable[..., dict[str, Any]]:
+    """``direct(fn, scenario) -> record``: as ``Twin.compare``, past Dynamo.
+
+    Dynamo breaks the graph at some mutations of inputs; torch.fx does not. *fn* returns a tuple and
+    is compiled once, for the inputs of the first call in *scenario*.
+    """
+
+    def run(fn: Callable[..., Any], scenario: Callable[[Any], Any]) -> dict[str, Any]:
+        torch._dynamo.reset()
+        twin = Twin(fn)
+        source = GraphSource("inductor", [])
+        calls: dict[str, Any] = {}
+        graphs: dict[str, Any] = {}
+
+        def digest(graph: Any) -> str:
+            graphs[str(id(graph))] = graph
+            return str(id(graph))
+
+        def compile_first(*args: Any) -> Any:
+            if "torch" not in calls:
+                graph = torch.fx.symbolic_trace(fn)
+                copies = [a.detach().clone().requires_grad_(a.requires_grad) for a in args]
+                with twin.recorder._collecting(source):
+                    calls["torch"] = compile_fx(graph, copies)
+            return calls["torch"](*args)
+
+        try:
+            seen = []
+            for ours in (False, False, True, True):
+                if ours and "ours" not in calls:
+                    record = twin.recorder.freeze(source, digest)
+                    calls["ours"] = serve_plan.load(record, lambda d: graphs[d].current_callable)
+                torch.manual_seed(7)
+                with warnings.catch_warnings():
+                    if not ours:
+                        warnings.simplefilter("ignore")
+                    seen.append(observe(scenario(calls["ours"] if ours else compile_first)))
+            assert seen[1] == seen[2] == seen[3]
+            return record
+        finally:
+            twin.close()
+
+    return run

@@ -1,0 +1,339 @@
+"""What the recorder sees of torch's compiler, and what it refuses by name."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.utils import fresh_cache
+
+from precomp import torch_api
+from precomp.freeze import plan as freeze_plan
+from precomp.freeze.plan import GraphSource, PlanRecorder, PlanSource
+from precomp.freeze.store import Unsupported
+
+
+def source_digest(graph: Any) -> str:
+    return hashlib.sha256(graph.source_code.encode()).hexdigest()
+
+
+def freeze_all(twin: Any) -> list[dict[str, Any]]:
+    return [twin.recorder.freeze(s.source, source_digest) for s in twin.switches]
+
+
+# -- caches ------------------------------------------------------------------
+
+
+def test_cache_hits_give_the_same_records_as_compiling(twin, ignore_warnings):
+    def fn(x, w):
+        mid = x * w
+        return mid.view(-1), mid[0], x.t(), x.shape[0]
+
+    def step(call):
+        x, w = torch.randn(3, 4), torch.randn(4, requires_grad=True)
+        call(x, w)[0].sum().backward()
+
+    records = []
+    hits = []
+    with fresh_cache():
+        for autograd_cache in (True, True, False, False):
+            counters.clear()
+            with torch._functorch.config.patch(enable_autograd_cache=autograd_cache):
+                t = twin(fn, dynamic=True)
+                step(t)
+                records.append(freeze_all(t))
+                t.close()
+            hits.append(
+                (
+                    counters["aot_autograd"]["autograd_cache_hit"] > 0,
+                    counters["inductor"]["fxgraph_cache_hit"] > 0,
+                )
+            )
+    assert hits[0] == (False, False)
+    assert hits[1][0]
+    assert hits[2] == (False, True)
+    assert records[0]
+    assert records[0] == records[1] == records[2] == records[3]
+
+
+# -- lifetimes ---------------------------------------------------------------
+
+
+def test_recording_keeps_no_tensor_alive(twin, ignore_warnings):
+    model = nn.Linear(3, 3)
+    t = twin(lambda x: model(x).sin())
+    refs = []
+
+    def step():
+        x = torch.randn(2, 3) * 1
+        out = t(x)
+        refs.extend([weakref.ref(x), weakref.ref(out)])
+        out.sum().backward()
+
+    step()
+    step()
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * 4
+    assert t.switches[0].source.plans[0].bw is not None
+
+
+# -- pending sources ---------------------------------------------------------
+
+
+def test_claim_without_a_graph_is_refused():
+    recorder = PlanRecorder()
+    with pytest.raises(Unsupported, match="__compiled_fn_1: the compiled graph was not seen"):
+        recorder.claim("__compiled_fn_1")
+    recorder.discard_pending()
+
+
+def test_failed_compilation_leaves_nothing_pending(twin, ignore_warnings):
+    def fail(graph):
+        raise RuntimeError("pass failed")
+
+    t = twin(lambda x: x.sin() + 1)
+    x = torch.randn(3, requires_grad=True)
+    with torch._inductor.config.patch(post_grad_custom_pre_pass=fail):
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="pass failed"):
+            t(x)
+    with pytest.raises(Unsupported, match="not seen"):
+        t.recorder.claim("x")
+    t(x).sum().backward()
+    assert len(t.switches) == 1
+    assert len(t.switches[0].source.plans) == 1
+    assert freeze_all(t)[0]["kind"] == "training"
+
+
+def test_discarded_graph_is_not_given_to_the_next_claim():
+    recorder = PlanRecorder()
+    with recorder._collecting(GraphSource("inductor", [])):
+        pass
+    recorder._local.finished = GraphSource("inductor", [])
+    recorder.discard_pending()
+    with pytest.raises(Unsupported):
+        recorder.claim("name")
+
+
+# -- refusals ----------------------------------------------------------------
+
+
+def refused(twin: Any) -> str:
+    with pytest.raises(Unsupported) as caught:
+        freeze_all(twin)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_other_backends_are_refused_by_name(twin, backend):
+    t = twin(lambda x: x.sin(), backend=backend)
+    t(torch.ones(2))
+    assert f"backend '{backend}' is not 'inductor'" in refused(t)
+
+
+def test_custom_backend_is_refused_even_if_it_calls_inductor(twin, ignore_warnings):
+    def doubling_backend(gm, inputs):
+        inner = compile_fx(gm, inputs)
+        return lambda *args: [x * 2 for x in inner(*args)]
+
+    t = twin(lambda x: x.sin(), backend=doubling_backend)
+    t(torch.ones(2))
+    assert refused(t) == "backend 'doubling_backend' is not 'inductor'"
+
+
+def test_backward_that_never_ran_is_refused(twin, ignore_warnings):
+    t = twin(lambda x: x.sin())
+    x = torch.ones(2, requires_grad=True)
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        out = t(x)
+    assert "run backward() once inside the capture" in refused(t)
+    out.sum().backward()
+    assert freeze_all(t)[0]["bw"]
+
+
+def test_aliased_mutated_inputs_are_refused(twin, ignore_warnings):
+    def fn(a, b):
+        a.mul_(2)
+        return a + b
+
+    t = twin(fn)
+    base = torch.ones(4, requires_grad=True) * 1
+    t(base[:3], base[1:]).sum().backward()
+    assert "inputs that alias each other and are mutated" in refused(t)
+
+
+def test_duplicated_mutated_inputs_are_refused(twin, ignore_warnings):
+    def fn(a, b):
+        a.mul_(2)
+        return (a + b,)
+
+    t = twin(fn)
+    source = GraphSource("inductor", [])
+    x = torch.ones(3)
+    with t.recorder._collecting(source):
+        compile_fx(torch.fx.symbolic_trace(fn), [x, x])
+    with pytest.raises(Unsupported, match="more than once"):
+        t.recorder.freeze(source, source_digest)
+
+
+def test_tensor_subclass_is_refused(twin, ignore_warnings):
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    t = twin(lambda x: x * 2)
+    t(TwoTensor(torch.ones(2), torch.ones(2)))
+    assert "tensor subclass" in refused(t)
+
+
+def test_freezing_is_refused(twin, ignore_warnings):
+    model = nn.Linear(2, 2).eval()
+    with torch._inductor.config.patch(freezing=True), torch.no_grad():
+        t = twin(model)
+        t(torch.ones(1, 2))
+    assert "freezing" in refused(t)
+
+
+def test_compiler_debugging_options_are_refused(twin, ignore_warnings):
+    with torch._dynamo.config.patch(verify_correctness=True):
+        t = twin(lambda x: x.sin())
+        t(torch.ones(2))
+    assert "verify_correctness" in refused(t)
+
+
+def metadata(**changes: Any) -> Any:
+    made: dict[str, Any] = {
+        "subclass_inp_meta": [],
+        "subclass_fw_graph_out_meta": [],
+        "subclass_tangent_meta": [],
+        "act_input_indices": [],
+        "tokens": {},
+        "num_backward_tokens": 0,
+        "is_rng_op_functionalized": False,
+        "num_graphsafe_rng_states": 0,
+        "num_opaque_objects_saved_for_bw": None,
+        "mutated_inp_stream_indices": None,
+    }
+    return SimpleNamespace(**(made | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"act_input_indices": [0]}, "AsyncCollectiveTensor"),
+        ({"tokens": {1: 2}}, "effect tokens"),
+        ({"num_backward_tokens": 1}, "effect tokens"),
+        ({"is_rng_op_functionalized": True}, "functionalized RNG"),
+        ({"num_graphsafe_rng_states": 1}, "graph-safe RNG"),
+        ({"num_opaque_objects_saved_for_bw": 1}, "opaque objects"),
+        ({"mutated_inp_stream_indices": [None, 3]}, "user streams"),
+    ],
+)
+def test_metadata_that_is_refused(changes, reason):
+    config = SimpleNamespace(keep_inference_input_mutations=True, num_params_buffers=0)
+    plan = PlanSource("inference", metadata(), config)
+    plan.fw = object()
+    assert freeze_plan.plan_reasons(plan, "inductor") == []
+    plan.metadata = metadata(**changes)
+    (found,) = freeze_plan.plan_reasons(plan, "inductor")
+    assert reason in found
+
+
+def test_all_reasons_are_listed_at_once():
+    config = SimpleNamespace(keep_inference_input_mutations=True, num_params_buffers=2)
+    plan = PlanSource("training", metadata(tokens={1: 2}), config)
+    plan.backward_state = True
+    source = GraphSource("inductor", [])
+    source.plans.append(plan)
+    with pytest.raises(Unsupported) as caught:
+        PlanRecorder().freeze(source, source_digest)
+    reasons = str(caught.value).split("; ")
+    assert len(reasons) == 5
+    assert "BackwardState (backward hooks in the graph)" in reasons
+
+
+@pytest.mark.parametrize(
+    ("graph", "kwargs", "options", "reason"),
+    [
+        ({}, {"cudagraphs": True}, {}, "CUDA graphs"),
+        ({"frozen_param_names": {"a": "b"}}, {}, {}, "freezing"),
+        ({"fx_kwargs": {"cpp_wrapper": True}}, {}, {}, "cpp_wrapper"),
+        ({}, {}, {"cpp_wrapper": True}, "cpp_wrapper"),
+        ({"_wrap_compiled_regions": True}, {}, {}, "wrap_inductor_compiled_regions"),
+        ({"inputs_to_check": [0], "_defers_input_alignment": False}, {}, {}, "misaligned"),
+        ({"inputs_to_check": [0], "mutated_input_idxs": [0]}, {}, {}, "misaligned"),
+        ({"inputs_to_check": [0]}, {}, {}, None),
+    ],
+)
+def test_inductor_graphs_that_are_refused(graph, kwargs, options, reason):
+    made = {
+        "frozen_param_names": {},
+        "fx_kwargs": {},
+        "_wrap_compiled_regions": False,
+        "inputs_to_check": [],
+        "mutated_input_idxs": [],
+        "_defers_input_alignment": True,
+    }
+    with torch._inductor.config.patch(**options):
+        reasons = freeze_plan._graph_reasons(
+            SimpleNamespace(**(made | graph)),
+            {"cudagraphs": False} | kwargs,
+            torch_api.capture(),
+        )
+    if reason is None:
+        assert reasons == []
+    else:
+        assert [reason in found for found in reasons] == [True]
+
+
+# -- DDPOptimizer ------------------------------------------------------------
+
+
+@pytest.fixture
+def process_group():
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class TwoLayers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(512, 512), nn.Linear(512, 512)
+
+    def forward(self, x):
+        return self.second(self.first(x).relu()).sin()
+
+
+def test_graph_that_ddp_splits(twin, process_group):
+    torch.manual_seed(0)
+    model = TwoLayers()
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    ddp = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
+    t = twin(ddp)
+
+    def scenario(call):
+        model.load_state_dict(state)
+        model.zero_grad()
+        x = torch.randn(2, 512)
+        out = call(x)
+        out.sum().backward()
+        return [out, [p.grad for p in model.parameters()]]
+
+    t.compare(scenario)
+    (record,) = [r for r in t.records if r["kind"] == "split"]
+    assert len(record["plans"]) > 1
+    assert all(part["kind"] == "training" for part in record["plans"])
+
+
+def test_split_graph_that_is_not_understood_is_refused():
+    graph = torch.fx.symbolic_trace(lambda x: x.sin())
+    with pytest.raises(Unsupported, match="split graph: call_method sin"):
+        freeze_plan.split_program(graph)
