@@ -81,7 +81,7 @@ class Capture(_core.Capture):
             freezer = FrameFreezer(self._frames, store)
             freezer.freeze()
             skips = freezer.freeze_skips()
-            record = rules(skips, helpers.collect(sorted(freezer.helpers())))
+            record = rules(skips, helpers.collect(sorted(freezer.helpers())), freezer.order)
             store.add("rules", "rules", dumps(record))
             kinds = [kind for kind, _ in store.entries]
             problems = [*self._precompiled.problems(), *freezer.problems]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from precomp import environment
 from precomp.artifact import Artifact
 from precomp.errors import ArtifactCorruptError, PrecompError
-from precomp.report import Coverage, PrepareReport
+
+if TYPE_CHECKING:
+    from precomp.report import Coverage, PrepareReport
 
 RUNTIMES = ("auto", "lean", "full")
 
@@ -34,6 +36,7 @@ class Prepared:
 
     def coverage(self) -> Coverage:
         """Which entries were served, never asked for, or asked for and missing."""
+        from precomp.report import Coverage
         from precomp.serve.frame import runtime
 
         run = runtime()
@@ -42,6 +45,7 @@ class Prepared:
 
     def report(self) -> PrepareReport:
         """What prepare did and what was served so far."""
+        from precomp.report import PrepareReport
         from precomp.serve import standin
 
         kinds = [entry.kind for entry in self.artifact.entries]
@@ -135,22 +139,11 @@ def prepare(
     run.add(loaded)
     run.lean = runtime == "lean"
     surface.install()
-    hooks: list[Callable[[], None]] = []
-
-    def real_compiler() -> None:
-        hooks.append(surface.serve_real_compiler(run))
-
-    if standin.is_real():
-        real_compiler()
-    else:
-        standin.on_materialize(real_compiler)
     seconds["install"] = clock() - start
 
     def undo() -> None:
         _active.remove(prepared)
         run.remove(loaded)
-        for hook in hooks:
-            hook()
         if not _active:
             surface.uninstall()
             standin.uninstall()

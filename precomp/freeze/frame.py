@@ -30,6 +30,7 @@ from precomp.freeze.module import freeze_module
 from precomp.freeze.plan import GraphSource, PlanRecorder
 from precomp.freeze.store import Store, Unsupported
 from precomp.freeze.values import encode, encode_code
+from precomp.sources import source_digests
 from precomp.torch_api import capture as capture_api
 
 Patch = Callable[[Any, str, Any], None]
@@ -258,13 +259,15 @@ def _digest(record: Any) -> str:
 class FrameFreezer:
     """Turns what a FrameRecorder holds into entries of a Store.
 
-    ``problems`` collects ``(function, reason)`` for frames that cannot be frozen.
+    ``problems`` collects ``(function, reason)`` for frames that cannot be frozen, ``order`` the
+    digests of the frame entries in order of conversion.
     """
 
     def __init__(self, recorder: FrameRecorder, store: Store) -> None:
         self.recorder = recorder
         self.store = store
         self.problems: list[tuple[str, str]] = []
+        self.order: list[str] = []
         self.plan_digests: dict[int, str | Unsupported] = {}
         # per scope: old name -> new name, and new name -> spec or refusal
         self.renames: dict[int, dict[str, str]] = {}
@@ -353,16 +356,16 @@ class FrameFreezer:
 
     def freeze(self) -> None:
         """Add an entry for each converted frame, in order of conversion."""
-        for index, frame in enumerate(self.recorder.converted):
+        for frame in self.recorder.converted:
             name = qualname(frame.original)
             try:
-                record = self._freeze(frame, index)
+                record = self._freeze(frame)
             except Unsupported as refusal:
                 self.problems.append((name, str(refusal)))
                 continue
-            self.store.add("frame", name, dumps(record))
+            self.order.append(self.store.add("frame", name, dumps(record)))
 
-    def _freeze(self, frame: Converted, index: int) -> dict[str, Any]:
+    def _freeze(self, frame: Converted) -> dict[str, Any]:
         if frame.problems:
             raise Unsupported("; ".join(frame.problems))
         if frame.backend["backend"] != "inductor":
@@ -379,25 +382,23 @@ class FrameFreezer:
         )
         original = rename_code(frame.original, rename)
         transformed = rename_code(frame.transformed, rename)
-        inlined, files = self._inlined(frame)
+        inlined, sources = self._inlined(frame)
         return {
             "name": qualname(frame.original),
             "module": module,
             "key": _core.code_digest(original),
             "backend": frame.backend,
             "code": encode_code(transformed, frame.original.co_firstlineno),
-            "orig": encode_code(original, frame.original.co_firstlineno),
             "globals": self._globals(scope, names),
             "tape": self.recorder.guards.record_for(frame.guard_manager, rename),
             "inlined": inlined,
-            "files": files,
-            "index": index,
+            "sources": sources,
         }
 
     def _inlined(self, frame: Converted) -> tuple[Any, Any]:
         """Digests of the inlined code that neither torch's nor Python's version fixes."""
         inlined = set()
-        files = set()
+        sources = set()
         own = nested_code(frame.original)
         for code, module in frame.inlined.items():
             filename = code.co_filename
@@ -409,14 +410,15 @@ class FrameFreezer:
             if place is not None:
                 inlined.add((place[0], place[1], _core.code_digest(code)))
                 continue
+            digest = _core.code_digest(code)
             holder = _module_of_file(filename)
-            if holder is None:
+            if holder is None or digest not in source_digests(holder):
                 raise Unsupported(
                     f"inlined function {qualname(code)} cannot be found again: "
-                    "no module holds it and it has no source file"
+                    "no module holds it, nor the source file of one"
                 )
-            files.add((holder, file_digest(filename)))
-        return tuple(sorted(inlined)), tuple(sorted(files))
+            sources.add((holder, digest))
+        return tuple(sorted(inlined)), tuple(sorted(sources))
 
     def helpers(self) -> set[tuple[str, str]]:
         """Names of torch's compiler modules that the frozen bytecode and guards use."""
@@ -458,12 +460,6 @@ def _module_of_file(filename: str) -> str | None:
         if getattr(module, "__file__", None) == filename:
             return name
     return None
-
-
-def file_digest(filename: str) -> str:
-    """sha256 (hex) of a source file."""
-    with open(filename, "rb") as stream:
-        return hashlib.sha256(stream.read()).hexdigest()
 
 
 def compiler_names(value: Any) -> set[tuple[str, str]]:

@@ -27,8 +27,8 @@ def _rows(paths: Any) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(row for row in map(relative, paths) if row[0] != "abs"))
 
 
-def rules(skips: tuple[Any, ...], helpers: tuple[Any, ...]) -> dict[str, Any]:
-    """The rules record; *skips* from FrameFreezer.freeze_skips, *helpers* from freeze.helpers."""
+def rules(skips: tuple[Any, ...], helpers: tuple[Any, ...], order: list[str]) -> dict[str, Any]:
+    """The rules record, from what FrameFreezer and freeze.helpers.collect give."""
     api = capture_api()
     trace_rules = api.trace_rules
     return {
@@ -38,4 +38,5 @@ def rules(skips: tuple[Any, ...], helpers: tuple[Any, ...]) -> dict[str, Any]:
         "skips": skips,
         "modes": {mode: dict(options) for mode, options in api.list_mode_options().items()},
         "helpers": helpers,
+        "order": tuple(order),
     }

@@ -350,6 +350,7 @@ def compile(
 # -- putting it in place of torch.compile
 
 _saved_code: types.CodeType | None = None
+_undo: list[Callable[[], None]] = []
 
 
 def _original(*args: Any, **kwargs: Any) -> Any:
@@ -401,9 +402,14 @@ def install() -> None:
     is covered too.
     """
     global _saved_code
-    if _saved_code is None:
-        _saved_code = torch.compile.__code__
-        torch.compile.__code__ = _entry.__code__
+    if _saved_code is not None:
+        return
+    _saved_code = torch.compile.__code__
+    torch.compile.__code__ = _entry.__code__
+    if standin.is_real():
+        _serve_real_compiler()
+    else:
+        _undo.append(standin.on_materialize(_serve_real_compiler))
 
 
 def uninstall() -> None:
@@ -412,11 +418,15 @@ def uninstall() -> None:
     if _saved_code is not None:
         torch.compile.__code__ = _saved_code
         _saved_code = None
+        for undo in _undo:
+            undo()
+        _undo.clear()
         _compilers.clear()
 
 
-def serve_real_compiler(run: Runtime) -> Callable[[], None]:
-    """Let functions that torch's own compiler wrapped ask the artifacts first; returns the undo."""
+def _serve_real_compiler() -> None:
+    """Let functions that torch's own compiler wrapped ask the artifacts first."""
+    run = runtime()
     real = torch_api.compiler()
     convert = real.CatchErrorsWrapper.__call__
     servers: dict[str, Any] = {}
@@ -438,7 +448,7 @@ def serve_real_compiler(run: Runtime) -> Callable[[], None]:
             real.CatchErrorsWrapper.__call__ = convert
 
     real.CatchErrorsWrapper.__call__ = call
-    return undo
+    _undo.append(undo)
 
 
 def backend_of(callback: Any) -> dict[str, Any] | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import builtins
 import collections
 import functools
-import hashlib
 import importlib
 import itertools
 import threading
@@ -24,6 +23,7 @@ from precomp.serve import guards, standin
 from precomp.serve import module as modules
 from precomp.serve import plan as plans
 from precomp.serve.unknown import FileRules, holds_torch, never_converted
+from precomp.sources import source_digests
 
 NOT_CAPTURED = "not captured: the artifact has no entry for this function"
 HINT = "capture a run that makes this call, or fix what differs"
@@ -39,9 +39,10 @@ class Loaded:
 
     def __init__(self, blobs: dict[str, bytes], kinds: dict[str, list[str]]) -> None:
         self.blobs = blobs
-        self.frames = [Entry(self, loads(blobs[digest])) for digest in kinds.get("frame", ())]
-        self.frames.sort(key=lambda entry: entry.record["index"])
         self.rules = [loads(blobs[digest]) for digest in kinds.get("rules", ())]
+        # Entries of one code are tried in the order in which torch compiled them.
+        order = dict.fromkeys(digest for rules in self.rules for digest in rules["order"])
+        self.frames = [Entry(self, loads(blobs[digest])) for digest in order]
         self._kernels: dict[str, Any] = {}
         self._modules: dict[str, Callable[..., Any]] = {}
         self._plans: dict[str, Callable[..., Any]] = {}
@@ -85,7 +86,6 @@ class Entry:
         self.record = record
         self.number = next(self._numbers)
         self.stale: str | None = None
-        self.asked = False
 
 
 def relocate(value: Any, old: str, new: str) -> Any:
@@ -198,8 +198,6 @@ class Runtime:
         entries = [
             entry for entry in self.by_key.get(key, ()) if entry.record["backend"] == backend
         ]
-        for entry in entries:
-            entry.asked = True
         if entries:
             return tuple(entry.number for entry in entries)
         row = self.skips.get(key)
@@ -229,14 +227,16 @@ class Runtime:
 
     def _build(self, entry: Entry, code: types.CodeType, f_globals: dict[str, Any]) -> Any:
         record = entry.record
-        own, here = record["module"], f_globals.get("__name__")
+        own, here = record["module"], str(f_globals.get("__name__"))
         moved = own != here
         for module, steps, digest in record["inlined"]:
             found = _core.code_at(here if module == own else module, steps)
             if _core.code_digest(found) != digest:
                 raise _core.Stale(f"source of the inlined function {qualname(found)} changed")
-        for module, digest in record["files"]:
-            self._check_file(here if module == own else module, digest)
+        for module, digest in record["sources"]:
+            holder = here if module == own else module
+            if digest not in source_digests(holder):
+                raise _core.Stale(f"source of a function of {holder}, which is inlined, changed")
         self._install_globals(entry, f_globals, code)
         tape = record["tape"]
         if moved:
@@ -264,15 +264,6 @@ class Runtime:
         if standin.is_real():
             self._introduce(code, manager, transformed)
         return root.check, _core.FrameReturn(guarded, self.run)
-
-    def _check_file(self, module: str, digest: str) -> None:
-        found = importlib.import_module(module)
-        filename = getattr(found, "__file__", None)
-        if filename is None:
-            raise _core.Stale(f"module {module} has no source file")
-        with open(filename, "rb") as stream:
-            if hashlib.sha256(stream.read()).hexdigest() != digest:
-                raise _core.Stale(f"source of the module {module}, which is inlined, changed")
 
     def _install_globals(
         self, entry: Entry, f_globals: dict[str, Any], code: types.CodeType

@@ -9,7 +9,6 @@ that the artifact carries. Reference: ``convert_frame.py`` and ``trace_rules.che
 from __future__ import annotations
 
 import os
-import sysconfig
 import types
 from typing import Any
 
@@ -23,7 +22,7 @@ class FileRules:
 
     def __init__(self, records: list[dict[str, Any]]) -> None:
         roots = {
-            "std": sysconfig.get_paths()["stdlib"] + os.sep,
+            "std": os.path.dirname(os.__file__) + os.sep,
             "site": os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__))) + os.sep,
             "abs": "",
         }

@@ -1,0 +1,49 @@
+"""Code that no attribute path reaches (a lambda in a dict, a decorated helper): by source file.
+
+The compiled source of a module holds every code object written in it as a constant, however it is
+bound at run time. A code object is unchanged if that tree still holds one with its digest.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Iterator
+
+from precomp import _core
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _nested(constant)
+
+
+def _compiled(module: str) -> types.CodeType | None:
+    """The code of the source of a loaded *module*, from its cached bytecode where there is one."""
+    found = sys.modules.get(module)
+    loader = getattr(found, "__loader__", None)
+    spec = getattr(found, "__spec__", None)
+    if hasattr(loader, "get_code"):
+        try:
+            code = loader.get_code(spec.name if spec is not None else module)
+        except ImportError:
+            code = None
+        if isinstance(code, types.CodeType):
+            return code
+    filename = getattr(found, "__file__", None)
+    if not filename or not filename.endswith(".py"):
+        return None
+    with open(filename, "rb") as stream:
+        return compile(stream.read(), filename, "exec", dont_inherit=True)
+
+
+@functools.cache
+def source_digests(module: str) -> frozenset[str]:
+    """Digests of all code objects in the source of *module*; empty if it has none."""
+    code = _compiled(module)
+    if code is None:
+        return frozenset()
+    return frozenset(map(_core.code_digest, _nested(code)))
