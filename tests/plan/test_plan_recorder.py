@@ -265,9 +265,6 @@ def test_all_reasons_are_listed_at_once():
         ({"fx_kwargs": {"cpp_wrapper": True}}, {}, {}, "cpp_wrapper"),
         ({}, {}, {"cpp_wrapper": True}, "cpp_wrapper"),
         ({"_wrap_compiled_regions": True}, {}, {}, "wrap_inductor_compiled_regions"),
-        ({"inputs_to_check": [0], "_defers_input_alignment": False}, {}, {}, "misaligned"),
-        ({"inputs_to_check": [0], "mutated_input_idxs": [0]}, {}, {}, "misaligned"),
-        ({"inputs_to_check": [0]}, {}, {}, None),
     ],
 )
 def test_inductor_graphs_that_are_refused(graph, kwargs, options, reason):
@@ -275,9 +272,6 @@ def test_inductor_graphs_that_are_refused(graph, kwargs, options, reason):
         "frozen_param_names": {},
         "fx_kwargs": {},
         "_wrap_compiled_regions": False,
-        "inputs_to_check": [],
-        "mutated_input_idxs": [],
-        "_defers_input_alignment": True,
     }
     with torch._inductor.config.patch(**options):
         reasons = freeze_plan._graph_reasons(
@@ -285,10 +279,18 @@ def test_inductor_graphs_that_are_refused(graph, kwargs, options, reason):
             {"cudagraphs": False} | kwargs,
             torch_api.capture(),
         )
-    if reason is None:
-        assert reasons == []
-    else:
-        assert [reason in found for found in reasons] == [True]
+    assert [reason in found for found in reasons] == [True]
+
+
+@pytest.mark.parametrize(
+    ("deferred", "expected"),
+    [(False, ((0, False), (2, True))), (True, ((2, True),))],
+)
+def test_arguments_that_must_be_aligned(deferred, expected):
+    graph = SimpleNamespace(
+        inputs_to_check=[0, 2], mutated_input_idxs=[1, 2], _defers_input_alignment=deferred
+    )
+    assert freeze_plan._aligned(graph) == expected
 
 
 # -- DDPOptimizer ------------------------------------------------------------
