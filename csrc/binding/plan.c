@@ -74,11 +74,32 @@ plan_finally(PyObject *function, PyObject *value, PyObject *result)
     return NULL;
 }
 
-/* Leaves the context *manager* without telling it about an exception. Steals
-   *result*, as plan_finally. */
+/* Disables autocast: a new manager to give to plan_exit, or NULL. */
+static PyObject *
+plan_enter(PlanObject *self)
+{
+    PyObject *manager = PyObject_CallNoArgs(self->fn[FN_DISABLE_AUTOCAST]); /* owned */
+    if (manager == NULL) {
+        return NULL;
+    }
+    PyObject *entered =
+        PyObject_CallMethodNoArgs(manager, self->name[NAME___enter__]); /* owned */
+    if (entered == NULL) {
+        Py_DECREF(manager);
+        return NULL;
+    }
+    Py_DECREF(entered);
+    return manager;
+}
+
+/* Leaves the context *manager* without telling it about an exception. Steals both;
+   *manager* may be NULL. Returns *result* as plan_finally does. */
 static PyObject *
 plan_exit(PlanObject *self, PyObject *manager, PyObject *result)
 {
+    if (manager == NULL) {
+        return result;
+    }
     PyObject *type = NULL;      /* owned */
     PyObject *error = NULL;     /* owned */
     PyObject *traceback = NULL; /* owned */
@@ -86,6 +107,7 @@ plan_exit(PlanObject *self, PyObject *manager, PyObject *result)
     PyObject *args[] = {manager, Py_None, Py_None, Py_None};
     PyObject *done =
         PyObject_VectorcallMethod(self->name[NAME___exit__], args, 4, NULL);
+    Py_DECREF(manager);
     if (done == NULL) {
         Py_XDECREF(type);
         Py_XDECREF(error);
@@ -121,27 +143,20 @@ plan_call_graph(PlanObject *self, const plan_graph *graph, PyObject *args)
     PyObject *result = NULL;  /* owned */
     PyObject *old = NULL;     /* owned */
     PyObject *fresh = NULL;   /* owned */
-    if (self->disable_autocast) {
-        manager = PyObject_CallNoArgs(self->fn[FN_DISABLE_AUTOCAST]);
+    /* The forward of a training plan runs inside plan_run_training, which has
+       disabled autocast already. */
+    if (self->disable_autocast && (!self->joint || graph == &self->backward)) {
+        manager = plan_enter(self);
         if (manager == NULL) {
             goto done;
         }
-        PyObject *entered =
-            PyObject_CallMethodNoArgs(manager, self->name[NAME___enter__]); /* owned */
-        if (entered == NULL) {
-            goto done;
-        }
-        Py_DECREF(entered);
     }
     if (graph->n_checked == 0 || plan_align(self, graph, args, &old, &fresh) == 0) {
         result = plan_normalize(PyObject_CallOneArg(graph->call, args));
     }
     result = plan_copy_back(self, old, fresh, result);
-    if (manager != NULL) {
-        result = plan_exit(self, manager, result);
-    }
+    result = plan_exit(self, manager, result);
 done:
-    Py_XDECREF(manager);
     Py_DECREF(args);
     return result;
 }
@@ -305,7 +320,18 @@ plan_run_training(PlanObject *self, PyObject *const *args)
         }
         Py_DECREF(value);
     }
-    outs = plan_apply(self, tuple);
+    if (!self->disable_autocast) {
+        outs = plan_apply(self, tuple);
+    }
+    else {
+        PyObject *manager = plan_enter(self); /* owned */
+        if (manager == NULL) {
+            Py_DECREF(tuple);
+        }
+        else {
+            outs = plan_exit(self, manager, plan_apply(self, tuple));
+        }
+    }
     outs = plan_finally(self->fn[FN_SET_GRAD_ENABLED], grad ? Py_True : Py_False, outs);
 done:
     return plan_finally(self->fn[FN_SET_VIEW_REPLAY], replay ? Py_True : Py_False,

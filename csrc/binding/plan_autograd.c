@@ -27,7 +27,24 @@ static const char plan_donated_text[] =
 
 /* -- forward ------------------------------------------------------------- */
 
-/* *items*[start:stop] as a list (or tuple if *as_tuple*) of tensors, views
+/* Raises AssertionError with the types of all *items*, as torch does. */
+static void
+plan_bad_types(const char *what, const char *expected, PyObject *const *items,
+               Py_ssize_t count)
+{
+    PyObject *types = PyList_New(count); /* owned */
+    if (types == NULL) {
+        return;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyList_SET_ITEM(types, i, Py_NewRef((PyObject *)Py_TYPE(items[i])));
+    }
+    PyErr_Format(PyExc_AssertionError, "expected all %s to be %s, got types: %R", what,
+                 expected, types);
+    Py_DECREF(types);
+}
+
+/* *items* as a list (or tuple if *as_tuple*) of tensors, views
    detached so that they keep neither their base nor its graph. *what* names them
    in an error. Returns a new reference or NULL. */
 static PyObject *
@@ -41,9 +58,7 @@ plan_saved_tensors(PlanObject *self, PyObject *const *items, Py_ssize_t count,
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = items[i]; /* borrowed, then owned */
         if (!plan_is_tensor(self, item)) {
-            PyErr_Format(PyExc_AssertionError,
-                         "expected all %s to be Tensors, got types: [..., %R, ...]",
-                         what, Py_TYPE(item));
+            plan_bad_types(what, "Tensors", items, count);
             goto error;
         }
         int is_view = plan_method_flag(item, self->name[NAME__is_view]);
@@ -128,11 +143,8 @@ plan_save(PlanObject *self, PyObject *ctx, PyObject *const *items, Py_ssize_t n)
         for (Py_ssize_t i = 0; i < self->n_symints; i++) {
             PyObject *item = items[ints_start + i]; /* borrowed */
             if (!PyLong_Check(item) && !PyFloat_Check(item)) {
-                PyErr_Format(
-                    PyExc_AssertionError,
-                    "expected all symint_outs to be int/float/SymInt/SymFloat, "
-                    "got types: [..., %R, ...]",
-                    Py_TYPE(item));
+                plan_bad_types("symint_outs", "int/float/SymInt/SymFloat",
+                               items + ints_start, self->n_symints);
                 goto done;
             }
             PyList_SET_ITEM(symints, i, Py_NewRef(item));

@@ -498,6 +498,8 @@ def _training(plan: PlanSource) -> dict[str, Any]:
         and info.requires_grad_for_backward
     ]
     tangents += range(n_mutated + n_outputs, n_mutated + n_outputs + md.num_intermediate_bases)
+    if len(tangents) != len(md.subclass_tangent_meta):
+        raise Unsupported("tangents that do not match the outputs")
     return {
         "detach": plan.detach,
         "non_differentiable": tuple(

@@ -503,7 +503,9 @@ def test_dynamic_dimensions_are_noted():
 
 def test_saved_values_of_wrong_type_are_refused():
     plan = serve_plan.build(record("training", 1), lambda args: (args[0] * 2, 3), len)
-    with pytest.raises(AssertionError, match="tensors_saved_with_vc_check to be Tensors"):
+    with pytest.raises(
+        AssertionError, match=r"_with_vc_check to be Tensors, got types: \[<class 'int'>\]"
+    ):
         plan(torch.ones(1, requires_grad=True))
     plan = serve_plan.build(
         record("training", 1, saved_unchecked=1), lambda args: (args[0] * 2, 3), len
@@ -538,7 +540,7 @@ def test_node_has_the_name_users_know_and_needs_no_python_frames():
     frames = []
 
     def trace(frame, event, arg):
-        frames.append(frame.f_code.co_qualname)
+        frames.append(frame.f_code.co_filename)
 
     sys.setprofile(trace)
     try:
@@ -546,10 +548,8 @@ def test_node_has_the_name_users_know_and_needs_no_python_frames():
         torch.autograd.backward(out, torch.ones(2))
     finally:
         sys.setprofile(None)
-    names = {name for name in frames if "autograd/function" in name or "precomp" in name}
-    assert not names
-    assert "BackwardCFunction.apply_boxed" not in frames
-    assert "Function.apply" not in frames
+    assert frames
+    assert not [f for f in frames if f.endswith(("autograd/function.py", "serve/plan.py"))]
 
 
 def test_dead_functorch_wrappers_are_unwrapped():

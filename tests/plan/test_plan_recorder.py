@@ -148,6 +148,19 @@ def test_custom_backend_is_refused_even_if_it_calls_inductor(twin, ignore_warnin
     assert refused(t) == "backend 'doubling_backend' is not 'inductor'"
 
 
+def test_inductor_by_other_ways_of_naming_it(twin, ignore_warnings):
+    def fn(x):
+        return x.sin()
+
+    for backend in ("inductor", compile_fx):
+        t = twin(fn)
+        torch._dynamo.optimize(backend)(fn)(torch.ones(2))
+        assert freeze_all(t)[0]["kind"] == "inference"
+    t = twin(fn, mode="max-autotune-no-cudagraphs")
+    t(torch.ones(2))
+    assert freeze_all(t)[0]["kind"] == "inference"
+
+
 def test_backward_that_never_ran_is_refused(twin, ignore_warnings):
     t = twin(lambda x: x.sin())
     x = torch.ones(2, requires_grad=True)
