@@ -276,7 +276,8 @@ class PlanRecorder:
             plan.reasons.extend(source.reasons)
             return result
 
-        return bw_compiler
+        # backward() may run inside a compiled region: Dynamo must not compile our frames.
+        return torch.compiler.disable(bw_compiler)
 
     # -- pending sources
 

@@ -64,6 +64,36 @@ def test_cache_hits_give_the_same_records_as_compiling(twin, ignore_warnings):
     assert records[0] == records[1] == records[2] == records[3]
 
 
+def test_backward_inside_a_compiled_function(twin, ignore_warnings, monkeypatch):
+    from torch._dynamo.convert_frame import ConvertFrame
+
+    seen = []
+    original = ConvertFrame.__call__
+
+    def call(converter, frame, *args, **kwargs):
+        seen.append(frame.f_code.co_filename)
+        return original(converter, frame, *args, **kwargs)
+
+    monkeypatch.setattr(ConvertFrame, "__call__", call)
+
+    def step(x):
+        y = (x * 3).sin().sum()
+        torch._dynamo.graph_break()
+        y.backward()
+        return x.grad * 2
+
+    t = twin(step)
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        x = torch.ones(3, requires_grad=True)
+        out = t(x)
+    assert torch.allclose(out, 6 * torch.cos(torch.full((3,), 3.0)))
+    assert len(freeze_all(t)) == 2
+    assert not [name for name in seen if name.endswith("freeze/plan.py")]
+    t.ours = True
+    y = torch.ones(3, requires_grad=True)
+    assert torch.equal(t(y), out)
+
+
 # -- lifetimes ---------------------------------------------------------------
 
 
