@@ -74,8 +74,8 @@ int
 plan_mark_dynamic(PlanObject *self, PyObject *tensor, PyObject *dims)
 {
     PyObject *name = self->name[NAME__dynamo_propagated_dynamic_indices]; /* borrowed */
-    PyObject *present = PyObject_GetAttr(tensor, name); /* owned */
-    PyObject *merged = NULL;                            /* owned */
+    PyObject *present = PyObject_GetAttr(tensor, name);                   /* owned */
+    PyObject *merged = NULL;                                              /* owned */
     int status = -1;
     if (present == NULL) {
         if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
@@ -198,8 +198,9 @@ plan_replay_autograd(PlanObject *self, PyObject *base, PyObject *target,
     if (differs < 0) {
         return NULL;
     }
-    reshaped = differs ? plan_restride(self, self->name[NAME_as_strided], base, target_base)
-                       : Py_NewRef(base);
+    reshaped = differs
+                   ? plan_restride(self, self->name[NAME_as_strided], base, target_base)
+                   : Py_NewRef(base);
     if (reshaped == NULL) {
         return NULL;
     }
@@ -273,12 +274,14 @@ plan_gen_alias(PlanObject *self, const plan_output *output, PyObject *base,
     if (output->views != NULL) {
         return plan_replay_views(self, output, base, target);
     }
-    PyObject *target_base = PyObject_GetAttr(target, self->name[NAME__base]); /* owned */
+    PyObject *target_base =
+        PyObject_GetAttr(target, self->name[NAME__base]); /* owned */
     if (target_base == NULL) {
         return NULL;
     }
     if (target_base != Py_None) {
-        PyObject *out = plan_replay_autograd(self, base, target, target_base); /* owned */
+        PyObject *out =
+            plan_replay_autograd(self, base, target, target_base); /* owned */
         Py_DECREF(target_base);
         if (out == NULL) {
             return NULL;

@@ -61,6 +61,7 @@ SERVE: dict[str, str] = {
     "view_as_real": "torch:view_as_real",
     "view_as_complex": "torch:view_as_complex",
     "empty_strided": "torch:empty_strided",
+    "foreach_copy_": "torch:_foreach_copy_",
     "FunctionBase": "torch._C:_FunctionBase",
     # module and kernel
     "tensor_data_ptr": "torch._C._dynamo.guards:_torchinductor_pyobject_tensor_data_ptr",
