@@ -63,6 +63,7 @@ class _Lazy:
         )
         homes = {module for module, _ in (*records, *self.builder.written)}
         common: dict[str, Any] = {
+            "compiler": (DYNAMO, INDUCTOR),
             "path": list(torch.__path__),
             "alone": table.STANDIN_ALONE,
             "listed": table.STANDIN_LISTED,
@@ -70,10 +71,20 @@ class _Lazy:
             "offers": self.offers,
         }
         self.dynamo = Package(
-            DYNAMO, on_create=self.created, on_real=self.became_real, blocked=is_real, **common
+            DYNAMO,
+            first=None,
+            on_create=self.created,
+            on_real=self.became_real,
+            blocked=is_real,
+            **common,
         )
         self.inductor = Package(
-            INDUCTOR, on_create=_nothing, on_real=_nothing, blocked=self.dynamo_is_coming, **common
+            INDUCTOR,
+            first=self.dynamo,
+            on_create=_nothing,
+            on_real=_nothing,
+            blocked=self.dynamo_is_coming,
+            **common,
         )
         self.finder = Finder([self.dynamo, self.inductor])
 
