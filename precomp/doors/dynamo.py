@@ -76,14 +76,13 @@ def _explain(guard: str, frame: Any) -> str:
         return f"{match[1]}: expected the object{kind} it was compiled with, found another{found}"
     match = re.match(r"tensor '(.+)' requires_grad mismatch", guard)
     if match:
-        value = _read_text(match[1], frame)
-        found = getattr(value, "requires_grad", None)
-        return guard if found is None else f"{guard}, found requires_grad={int(found)}"
+        flag = getattr(_read_text(match[1], frame), "requires_grad", None)
+        return guard if flag is None else f"{guard}, found requires_grad={int(flag)}"
     if guard.startswith("GLOBAL_STATE changed: grad_mode"):
         import torch
 
-        found = torch.is_grad_enabled()
-        return f"GLOBAL_STATE changed: grad_mode (expected {not found}, found {found})"
+        mode = torch.is_grad_enabled()
+        return f"GLOBAL_STATE changed: grad_mode (expected {not mode}, found {mode})"
     try:
         tree = ast.parse(guard, mode="eval").body
     except SyntaxError:

@@ -127,13 +127,20 @@ def _swap_code(function: types.FunctionType, door: Door) -> None:
 
 
 def _owner_of(module: types.ModuleType, path: str) -> tuple[Any, str, Any]:
-    """(owner, attribute name, raw attribute) of *path*. Raises AttributeError."""
+    """(owner, attribute name, raw attribute) of *path*. Raises AttributeError.
+
+    Never asks a module for a name that it does not hold: that could import something.
+    """
     *parents, name = path.split(".")
     owner: Any = module
     for parent in parents:
-        owner = getattr(owner, parent)
+        if parent not in vars(owner):
+            raise AttributeError(f"no attribute {parent!r}")
+        owner = vars(owner)[parent]
     if name in vars(owner):
         return owner, name, vars(owner)[name]
+    if isinstance(owner, types.ModuleType):
+        raise AttributeError(f"no attribute {name!r}")
     return owner, name, inspect.getattr_static(owner, name)
 
 
