@@ -93,7 +93,10 @@ def _trampoline(function: types.FunctionType, door: Any) -> types.CodeType:
         star = rest.pop(0)
         parameters.append(f"**{star}")
         call.append(f"**{star}")
-    source = f"def f({', '.join(parameters)}):\n    return {_MARK!r}.__call__({', '.join(call)})"
+    value = f"{_MARK!r}.__call__({', '.join(call)})"
+    if code.co_flags & inspect.CO_GENERATOR:
+        value = f"(yield from {value})"  # Python 3.13 wants the kind of function to stay
+    source = f"def f({', '.join(parameters)}):\n    return {value}"
     module = compile(source, code.co_filename, "exec", dont_inherit=True)
     made: types.CodeType = next(c for c in module.co_consts if isinstance(c, types.CodeType))
     changes: dict[str, Any] = {
