@@ -30,7 +30,7 @@ static const char *const cross_compilers[] = {"gcc", "g++", "clang", "clang++", 
 /* Programs that run the program named by a later word. */
 static const char *const wrappers[] = {
     "ccache", "sccache", "distcc", "icecc", "env", "nice", "time", "nohup", "setsid", "exec",
-    "taskset", "ionice", "stdbuf", "timeout", "numactl", "command", "builtin",
+    "taskset", "ionice", "stdbuf", "timeout", "numactl", "command", "builtin", "sudo", "xargs",
 };
 
 static const char *const shells[] = {
@@ -158,18 +158,31 @@ command_add(command *self, const char *text, size_t length)
     return 0;
 }
 
-/* Whether "program words[1..]" only asks the compiler something. */
+/* Whether "program words[1..]" only asks the compiler something: about itself, or, as
+   ctypes.util.find_library does, where a library is. */
 static int
 is_question(const char *program, char *const *words, size_t count)
 {
     int asks = 0;
-    int is_ninja = strcmp(base_name(program), "ninja") == 0;
+    int works = 0;
+    const char *name = base_name(program);
+    int is_ninja = strcmp(name, "ninja") == 0;
+    int is_linker = strcmp(name, "ld") == 0 || strncmp(name, "ld.", 3) == 0;
     for (size_t i = 1; i < count; i++) {
         const char *word = words[i];
+        const char *redirection = word + strspn(word, "0123456789");
+        if (redirection[0] == '<' || redirection[0] == '>') {
+            size_t length = strspn(redirection, "<>&|");
+            i += redirection[length] == '\0'; /* its file is the next word */
+            continue;
+        }
+        if (strcmp(word, "-Wl,-t") == 0 || (is_linker && strcmp(word, "-t") == 0)) {
+            return 1;
+        }
         if (word[0] != '-' || word[1] == '\0' || strcmp(word, "-c") == 0 ||
             strcmp(word, "-E") == 0 || strcmp(word, "-S") == 0 ||
             strncmp(word, "-o", 2) == 0 || strncmp(word, "-x", 2) == 0) {
-            return 0;
+            works = 1;
         }
         if (is_ninja && strcmp(word, "-v") == 0) {
             continue; /* "ninja -v" builds, and talks while it does */
@@ -179,7 +192,7 @@ is_question(const char *program, char *const *words, size_t count)
             asks = 1;
         }
     }
-    return asks;
+    return asks && !works;
 }
 
 static int compiles_line(const char *line);
@@ -209,6 +222,10 @@ compiles_words(const char *program, char *const *words, size_t count)
         }
         if (!IS_ONE_OF(name, wrappers)) {
             return 0;
+        }
+        if (strcmp(name, "command") == 0 && i + 1 < count && words[i + 1][0] == '-' &&
+            strpbrk(words[i + 1], "vV") != NULL) {
+            return 0; /* "command -v gcc" asks where it is */
         }
         /* Skip the wrapper's own options, numbers and assignments. */
         i++;

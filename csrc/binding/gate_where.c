@@ -6,6 +6,7 @@
  */
 #include "gate.h"
 
+#include <frameobject.h> /* PyFrame_GetBack on Python 3.10 */
 #include <string.h>
 
 static const char *const machinery[] = {

@@ -121,3 +121,10 @@ def frame_locals(name: str) -> dict[str, Any]:
             return dict(frame.f_locals)
         frame = frame.f_back  # type: ignore[assignment]
     return {}
+
+
+def cache_dir() -> str:
+    """Folder of Inductor's and AOTAutograd's compile caches. Only from a running compile."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return str(cache_dir())
