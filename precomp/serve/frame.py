@@ -22,6 +22,7 @@ from precomp.errors import CompileViolation
 from precomp.serve import guards, standin
 from precomp.serve import module as modules
 from precomp.serve import plan as plans
+from precomp.serve.kernel import KernelTable
 from precomp.serve.unknown import FileRules, holds_torch, never_converted
 from precomp.sources import source_digests
 
@@ -43,21 +44,20 @@ class Loaded:
         # Entries of one code are tried in the order in which torch compiled them.
         order = dict.fromkeys(digest for rules in self.rules for digest in rules["order"])
         self.frames = [Entry(self, loads(blobs[digest])) for digest in order]
-        self._kernels: dict[str, Any] = {}
+        self.entries = tuple(("kernel", "kernel", digest) for digest in kinds.get("kernel", ()))
+        self.kernel = KernelTable(self)
         self._modules: dict[str, Callable[..., Any]] = {}
         self._plans: dict[str, Callable[..., Any]] = {}
 
-    def load_kernels(self, digests: list[str]) -> None:
-        """Load shared objects that are not loaded yet, in parallel where that helps."""
-        missing = [digest for digest in digests if digest not in self._kernels]
-        loaded = _core.load_kernels([(digest, self.blobs[digest]) for digest in missing], 0)
-        self._kernels.update(zip(missing, loaded, strict=True))
+    def load_kernels(self) -> None:
+        """Load all kernels; their bytes are not needed after that."""
+        self.kernel.load()
+        for _, _, digest in self.entries:
+            self.blobs.pop(digest, None)
 
-    def kernel(self, digest: str) -> Any:
-        """The callable of a kernel entry."""
-        if digest not in self._kernels:
-            self.load_kernels([digest])
-        return self._kernels[digest]
+    def read(self, digest: str) -> bytes:
+        """The bytes of an entry."""
+        return self.blobs[digest]
 
     def module(self, digest: str) -> Callable[..., Any]:
         """The ``call`` function of a module entry."""
