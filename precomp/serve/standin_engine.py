@@ -125,7 +125,10 @@ class _Real(importlib.abc.Loader):
     def create_module(self, spec: Spec) -> types.ModuleType:
         name = spec.name
         package = self.package
-        if package.thread != threading.get_ident():
+        if package.first is not None and package.first.thread == threading.get_ident():
+            # The modules that this thread is in the middle of stay locked.
+            package.become_real(name)
+        elif package.thread != threading.get_ident():
             with _unlocked(package.compiler):
                 package.become_real(name)
         module = sys.modules.get(name)
@@ -236,7 +239,8 @@ class Package:
     *listed*: submodules that may be imported as stand-ins. *offers* gives the names of a home,
     *hidden*: submodules that have names to offer, but only as an attribute of the package, not by
     import. *on_create* runs when the stand-in appears, *on_real* at the end of materialising; what
-    it puts into ``errors`` is raised afterwards. *blocked* tells that no stand-in may appear now.
+    it puts into ``errors`` is raised afterwards. *blocked* tells that no stand-in may appear any
+    more. *before_real* runs before anything is locked.
     """
 
     def __init__(
@@ -252,6 +256,7 @@ class Package:
         on_create: Callable[[], None],
         on_real: Callable[[], None],
         blocked: Callable[[], bool],
+        before_real: Callable[[], None],
     ) -> None:
         self.name = name
         self.first = first
@@ -268,6 +273,7 @@ class Package:
         self.on_create = on_create
         self.on_real = on_real
         self.blocked = blocked
+        self.before_real = before_real
         self.state = STANDIN
         self.thread = 0
         self.why: str | None = None
@@ -280,9 +286,6 @@ class Package:
         """The spec for the package or one of its submodules, None to let Python find it."""
         if name in self.alone:
             return None
-        if self.first is not None and self.first.is_loading_elsewhere():
-            real = self._real_spec(name) if name != self.name else self.spec
-            return None if real is None else _like(real, _Real(self.first, real))
         if name == self.name:
             if not self.homes:
                 return None if self.blocked() else _like(self.spec, _StandIn(self))
@@ -357,6 +360,7 @@ class Package:
             self.first.become_real(why)
         with _import_weather():
             importlib.import_module(self.name)
+            self.before_real()
             lock = _bootstrap._get_module_lock(self.name)
             try:
                 lock.acquire()
