@@ -122,6 +122,7 @@ _ROOT = 0
 _RELATIONS_TEXT = "identity relations of objects"
 _ID = re.compile(r"0x[0-9a-f]{6,}")
 _NUMBER = re.compile(r"(?<![\w.])\d{6,}(?![\w.])|(?<=_)\d{6,}(?=_c)")
+_DICT_VERSION = re.compile(r"^(___dict_version\(.+\)) == \d+$")
 _COMPILE_ID = re.compile(r"(?<=_ID_c)\[?\d+/\d+(_\d+)?\]?")
 
 # Dynamo's own modules whose content a user may set: guards on them are kept.
@@ -323,7 +324,8 @@ class GuardRecorder:
     def _refuse(self, name: str, manager: Any) -> None:
         if not self._off:
             tree, node = self._tree(manager)
-            tree.problems.append(f"{tree.source(node)}: {REFUSED[name]}")
+            where = "" if name.startswith("mark") else f"{tree.source(node)}: "
+            tree.problems.append(f"{where}{REFUSED[name]}")
 
     def _manager(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any
@@ -435,7 +437,7 @@ class GuardRecorder:
         if letter == "d":
             if value is not torch_api.capture().supported_nodes:
                 raise Unencodable("the version of a dict (DICT_VERSION)")
-            return ("nodes", sort_encoded(map(encode, value)))
+            return ("nodes", _encode_nodes(value))
         return self._identity(name, value)
 
     def _identity(self, name: str, number: int) -> Any:
@@ -619,6 +621,14 @@ class GuardRecorder:
 
 
 # ------------------------------------------------------------------ helpers
+
+
+def _encode_nodes(registry: Any) -> Encoded:
+    kinds = sort_encoded(map(encode, registry))
+    for kind in kinds:
+        if kind[0] not in ("P", "PF"):
+            raise Unencodable(f"a pytree node type without a module: {kind}")
+    return kinds
 
 
 def _holds_set(value: Any) -> bool:
@@ -808,6 +818,7 @@ def _canonical_text(text: str, tree: _Tree, objects: dict[int, Any]) -> str:
     source line."""
     text = tree.stable.get(text, text)
     text = text.partition("  # ")[0].rstrip()
+    text = _DICT_VERSION.sub(r"\1 is unchanged", text)
     text = _ID.sub("0x", text)
     text = _NUMBER.sub(lambda match: "ID" if int(match[0]) in objects else match[0], text)
     return _COMPILE_ID.sub("", text)
