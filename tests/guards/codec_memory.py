@@ -49,5 +49,5 @@ for work in (good, bad):
             work()
 
     left = conftest.blocks_left(many)
-    assert left < 20, (work, left)
+    assert left < 100, (work, left)  # a leak leaves one block a round at least
 print("OK")

@@ -23,7 +23,7 @@ def load(name):
     return data.loads((FOLDER / f"{name}.tape").read_bytes())
 
 
-def left(work, rounds=10):
+def left(work, rounds=6):
     work()
     found = []
     for _ in range(rounds):
@@ -78,25 +78,25 @@ def fails_everywhere(record):
 
 
 def main():
-    for name in ("mlp", "stack", "inference", "copied_config", "device_context"):
+    for name in ("mlp", "copied_config"):
         record = load(name)
         for specs in ("linear", "module", "dropout", "activation", "batchnorm", "container"):
             __import__(f"torch.nn.modules.{specs}")
         tape = _core.GuardTape(record)
 
         def good(tape=tape):
-            for _ in range(60):
+            for _ in range(40):
                 replay(tape)
 
         grown = left(good)
-        assert grown < 60, (name, "replay", grown)
+        assert grown < 40, (name, "replay", grown)
 
         def make(record=record):
             for _ in range(10):
                 _core.GuardTape(record)
 
         grown = left(make)
-        assert grown < 20, (name, "tape", grown)
+        assert grown < 10, (name, "tape", grown)
 
     record = load("mlp")
     before = ambient()
@@ -114,7 +114,7 @@ def main():
             assert ambient() == before
 
     grown = left(bad)
-    assert grown < 100, ("failing replays", grown)
+    assert grown < len(failing), ("failing replays", grown)
 
     def raising(encoded, f_globals):
         raise Broken
