@@ -566,8 +566,11 @@ Plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         goto error;
     }
     self->alias_type = plan_helper_type(type, "_PlanAlias");
+    if (self->alias_type == NULL) {
+        goto error;
+    }
     self->run_type = plan_helper_type(type, "_PlanRun");
-    if (self->alias_type == NULL || self->run_type == NULL) {
+    if (self->run_type == NULL) {
         goto error;
     }
     if ((backward_call != Py_None) != (self->joint != 0)) {

@@ -60,8 +60,11 @@ plan_clone_strided(PlanObject *self, PyObject *tensor)
     PyObject *clone = NULL;  /* owned */
     PyObject *result = NULL; /* owned */
     size = PyObject_CallMethodNoArgs(tensor, self->name[NAME_size]);
+    if (size == NULL) {
+        goto done;
+    }
     stride = PyObject_CallMethodNoArgs(tensor, self->name[NAME_stride]);
-    if (size == NULL || stride == NULL) {
+    if (stride == NULL) {
         goto done;
     }
     Py_ssize_t span = plan_span(size, stride);
@@ -69,8 +72,11 @@ plan_clone_strided(PlanObject *self, PyObject *tensor)
         goto done;
     }
     flat = Py_BuildValue("(n)", span);
+    if (flat == NULL) {
+        goto done;
+    }
     unit = Py_BuildValue("(i)", 1);
-    if (flat == NULL || unit == NULL) {
+    if (unit == NULL) {
         goto done;
     }
     PyObject *flat_args[] = {tensor, flat, unit};
@@ -92,6 +98,25 @@ done:
     Py_XDECREF(view);
     Py_XDECREF(clone);
     return result;
+}
+
+/* Adds *tensor* to the list *old* and *clone* to *fresh*. Returns 0 or -1. */
+static int
+plan_remember(PyObject **old, PyObject *tensor, PyObject **fresh, PyObject *clone)
+{
+    if (*old == NULL) {
+        *old = PyList_New(0);
+        if (*old == NULL) {
+            return -1;
+        }
+    }
+    if (*fresh == NULL) {
+        *fresh = PyList_New(0);
+        if (*fresh == NULL) {
+            return -1;
+        }
+    }
+    return PyList_Append(*old, tensor) < 0 ? -1 : PyList_Append(*fresh, clone);
 }
 
 int
@@ -121,16 +146,7 @@ plan_align(PlanObject *self, const plan_graph *graph, PyObject *args, PyObject *
         if (clone == NULL) {
             return -1;
         }
-        int status = 0;
-        if (check->write_back) {
-            if (*old == NULL) {
-                *old = PyList_New(0);
-                *fresh = PyList_New(0);
-            }
-            status = *old == NULL || *fresh == NULL ? -1 : PyList_Append(*old, tensor);
-            status = status < 0 ? -1 : PyList_Append(*fresh, clone);
-        }
-        if (status < 0) {
+        if (check->write_back && plan_remember(old, tensor, fresh, clone) < 0) {
             Py_DECREF(clone);
             return -1;
         }

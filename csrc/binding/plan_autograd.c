@@ -336,10 +336,19 @@ plan_coerce_format(PlanObject *self, const plan_tangent *tangent, PyObject *tens
         goto done;
     }
     dtype = PyObject_GetAttr(tensor, self->name[NAME_dtype]);
+    if (dtype == NULL) {
+        goto done;
+    }
     device = PyObject_GetAttr(tensor, self->name[NAME_device]);
+    if (device == NULL) {
+        goto done;
+    }
     layout = PyObject_GetAttr(tensor, self->name[NAME_layout]);
+    if (layout == NULL) {
+        goto done;
+    }
     needs = PyObject_GetAttr(tensor, self->name[NAME_requires_grad]);
-    if (dtype == NULL || device == NULL || layout == NULL || needs == NULL) {
+    if (needs == NULL) {
         goto done;
     }
     kwargs = PyTuple_Pack(4, self->name[NAME_dtype], self->name[NAME_device],

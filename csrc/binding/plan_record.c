@@ -26,11 +26,16 @@ plan_bad(const char *key, const char *what)
     return -1;
 }
 
-/* Borrowed value of *key*, or NULL with ValueError. */
+/* Borrowed value of *key*, or NULL with an exception. */
 static PyObject *
 plan_get(PyObject *record, const char *key)
 {
-    PyObject *value = PyDict_GetItemString(record, key); /* borrowed */
+    PyObject *name = PyUnicode_FromString(key); /* owned */
+    if (name == NULL) {
+        return NULL;
+    }
+    PyObject *value = PyDict_GetItemWithError(record, name); /* borrowed */
+    Py_DECREF(name);
     if (value == NULL) {
         (void)plan_bad(key, "missing");
     }
