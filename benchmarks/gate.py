@@ -1,8 +1,8 @@
 """What the strict gate costs a warm program: ``python benchmarks/gate.py [ROUNDS]``.
 
 Microseconds per call of three warm compiled programs: before the first gate, and then outside and
-inside a gate in turns. The noise is the quartile range of the rounds outside. Then audit events of a
-warm call inside, and the cost of entering and leaving a gate.
+inside a gate in turns. The noise is the quartile range of the rounds outside. Then the audit events
+of a warm call inside, and the cost of entering and leaving a gate.
 """
 
 from __future__ import annotations
