@@ -1,0 +1,172 @@
+"""Time from the end of ``import torch`` to the end of the first step, each in a fresh process.
+
+    python benchmarks/startup.py [--repeat 5] [--programs enc mlp] [--output FILE]
+
+Variants: eager; torch.compile with cold caches; with a warm Inductor cache; with a Mega-Cache
+(torch.compiler.save_cache_artifacts) loaded into empty caches; with caching_precompile, warm; and
+prepared by precomp, with empty caches and no compiler on PATH. A training step is forward, backward
+and optimizer; inference is one call. The runs of the variants alternate. Prints JSON; ratios are of
+medians of the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+TORCH_WARM = ("warm", "megacache", "precompile")
+VARIANTS = ("eager", *TORCH_WARM, "prepared")
+
+
+def worker(variant: str, program: str, kind: str, file: str) -> None:
+    """One fresh process. Prints the seconds from ``import torch`` on."""
+    import torch
+
+    torch.set_num_threads(1)
+    start = time.perf_counter()
+    capture = None
+    if variant == "prepared":
+        import precomp
+
+        precomp.prepare(file)
+    elif variant == "megacache":
+        torch.compiler.load_cache_artifacts(Path(file).read_bytes())
+    elif variant == "capture":
+        import precomp
+
+        capture = precomp.capture(file)
+        capture.__enter__()
+    from bench_programs import Work
+
+    work = Work(program, kind, compile=variant != "eager")
+    if variant == "prepared":
+        with precomp.strict_no_compile():
+            work.step()
+    else:
+        work.step()
+    seconds = time.perf_counter() - start
+    if capture is not None:
+        capture.__exit__(None, None, None)
+    if variant == "save":
+        saved = torch.compiler.save_cache_artifacts()
+        assert saved is not None, "torch saved no cache artifacts"
+        Path(file).write_bytes(saved[0])
+    modules = [m for m in ("torch._dynamo.convert_frame", "sympy", "triton") if m in sys.modules]
+    print(json.dumps({"seconds": seconds, "compiler": modules}))
+
+
+def import_worker() -> None:
+    start = time.perf_counter()
+    import precomp
+
+    seconds = time.perf_counter() - start
+    assert precomp.__version__
+    print(json.dumps({"seconds": seconds}))
+
+
+def measure(program: str, kind: str, repeat: int, root: Path) -> dict:
+    from processes import run, summary
+
+    script = Path(__file__).resolve()
+    base = root / f"{program}-{kind}"
+    fresh = iter(range(1_000_000))
+    artifact, mega = base / "artifact.precomp", base / "mega"
+
+    def go(variant: str, file: Path | str = "-", cache: Path | None = None, **options) -> dict:
+        place = cache or base / f"fresh {next(fresh)}"
+        found = run(script, "--worker", variant, program, kind, file, cache=place, **options)
+        if cache is None:
+            shutil.rmtree(place)
+        return found
+
+    cold = go("save", mega, cache=base / "warm")
+    precompile = {"TORCH_CACHING_PRECOMPILE": "1"}
+    go("save", base / "unused", cache=base / "precompile", **precompile)
+    go("capture", artifact, cache=base / "warm")
+    times: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    for name in VARIANTS:  # once for the page cache, not counted
+        one(go, name, artifact, mega, base, precompile)
+    for i in range(repeat):
+        for name in VARIANTS:
+            if name == "megacache" and i >= 2:
+                continue  # it compiles all C++ again: slow, and far from the others
+            found = one(go, name, artifact, mega, base, precompile)
+            times[name].append(found["seconds"])
+            if name == "prepared":
+                assert found["compiler"] == [], found
+    result = {name: summary(values) for name, values in times.items()}
+    result["cold"] = {"median": round(cold["seconds"], 6), "count": 1}
+    median = {name: values["median"] for name, values in result.items()}
+    best = min(TORCH_WARM, key=lambda name: median[name])
+    return {
+        "seconds": result,
+        "artifact_bytes": artifact.stat().st_size,
+        "prepared_to_eager": round(median["prepared"] / median["eager"], 4),
+        "prepared_minus_eager_s": round(median["prepared"] - median["eager"], 6),
+        "best_warm_start_of_torch": best,
+        "best_warm_start_to_prepared": round(median[best] / median["prepared"], 2),
+    }
+
+
+def one(go, name: str, artifact: Path, mega: Path, base: Path, precompile: dict) -> dict:
+    if name == "warm":
+        return go("warm", cache=base / "warm")
+    if name == "precompile":
+        return go("warm", cache=base / "precompile", **precompile)
+    if name == "megacache":
+        return go("megacache", mega)
+    if name == "prepared":
+        return go("prepared", artifact, compiler=False)
+    return go(name)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--programs", nargs="+", default=["enc", "mlp"])
+    parser.add_argument("--kinds", nargs="+", default=["train", "infer"])
+    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
+    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--import-worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        worker(*options.worker)
+        return 0
+    if options.import_worker:
+        import_worker()
+        return 0
+
+    from processes import machine, run, summary
+
+    with tempfile.TemporaryDirectory(prefix="precomp-startup-") as temporary:
+        root = Path(temporary)
+        imports = [
+            run(Path(__file__).resolve(), "--import-worker", cache=root / "import")["seconds"]
+            for _ in range(max(10, options.repeat))
+        ]
+        result = {
+            "benchmark": "startup",
+            "unit": "seconds after import torch to the end of the first step",
+            "machine": machine(),
+            "import_precomp_s": summary(imports),
+            "programs": {
+                f"{program} {kind}": measure(program, kind, options.repeat, root)
+                for program in options.programs
+                for kind in options.kinds
+            },
+        }
+    text = json.dumps(result, indent=1)
+    print(text)
+    if options.output:
+        options.output.write_text(text + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
