@@ -86,6 +86,7 @@ class Entry:
         self.record = record
         self.number = next(self._numbers)
         self.stale: str | None = None
+        self.binds = False  # its guard tree binds to the objects of the first accepted call
 
 
 def relocate(value: Any, old: str, new: str) -> Any:
@@ -95,14 +96,6 @@ def relocate(value: Any, old: str, new: str) -> Any:
     if len(value) >= 2 and value[0] in ("P", "PF", "C", "M") and value[1] == old:
         return (value[0], new, *value[2:])
     return tuple(relocate(item, old, new) for item in value)
-
-
-def binds_objects(tape: dict[str, Any]) -> bool:
-    """Whether the tree of *tape* binds to the objects of the first call that it accepts."""
-    return any(
-        op[0] == "add_epilogue_lambda_guard" and op[2] and op[2][0][0] == "rel"
-        for op in tape["ops"]
-    )
 
 
 class Runtime:
@@ -241,8 +234,10 @@ class Runtime:
         tape = record["tape"]
         if moved:
             tape = {**tape, "ops": relocate(tape["ops"], own, here)}
+        guard_tape = _core.GuardTape(tape)
+        entry.binds = guard_tape.binds
         root, keep = guards.build(
-            _core.GuardTape(tape),
+            guard_tape,
             f_globals,
             standin.twins(),
             standin.enum_type(),
@@ -322,7 +317,7 @@ class Runtime:
         """Serve a second instance whose objects the bound tree of an entry refuses."""
         for number in numbers:
             entry = self.entries.get(number)
-            if entry is None or not binds_objects(entry.record["tape"]):
+            if entry is None or not entry.binds:
                 continue
             built = self.build(number, frame.f_code, frame.f_globals)
             if built is not None and built[0](frame.f_locals):
