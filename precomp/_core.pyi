@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import CodeType, TracebackType
 from typing import Any, final
 
-from typing_extensions import Buffer, Self
+from typing_extensions import Buffer, Self, disjoint_base
 
 from precomp.errors import CompileViolation
 
@@ -96,6 +96,7 @@ class FrameServer:
     def served(self) -> dict[int, int]: ...
 
 # capture.c
+@disjoint_base
 class Capture:
     def __new__(cls, *args: Any, **kwargs: Any) -> Self: ...
     def __enter__(self) -> Self: ...
@@ -124,7 +125,11 @@ def decode_code(
     twins: dict[tuple[str, str], Any] | None = None,
 ) -> CodeType: ...
 def code_digest(code: CodeType, /) -> str: ...
-def code_at(module: str, steps: tuple[tuple[str, Any], ...], /) -> CodeType: ...
+def code_at(
+    module: str,
+    steps: tuple[tuple[str, Any], ...],
+    twins: dict[tuple[str, str], Any] | None = None,
+) -> CodeType: ...
 def kind_of(value: Any, /) -> str: ...
 
 # guard_tape.c
@@ -157,7 +162,7 @@ class Tap:
     def sink(self) -> Callable[..., Any]: ...
 
 # gate.c, door.c
-@final
+@disjoint_base
 class Gate:
     def __new__(cls, allow: Iterable[str] = ...) -> Self: ...
     def __enter__(self) -> Self: ...

@@ -455,7 +455,7 @@ Plan_vectorcall(PyObject *op, PyObject *const *args, size_t nargsf, PyObject *kw
 
 PyDoc_STRVAR(
     Plan_bind_doc,
-    "bind(function_class, apply, double_backward, coerce_subclass, /)\n--\n\n"
+    "bind($self, function_class, apply, double_backward, coerce_subclass, /)\n--\n\n"
     "Give a training plan its autograd function.\n\n"
     "*function_class* is the torch.autograd.Function whose forward and backward\n"
     "are this plan's forward_autograd and backward_autograd; *apply* is its\n"
@@ -654,10 +654,10 @@ Plan_repr(PyObject *op)
 
 PyDoc_STRVAR(
     Plan_forward_doc,
-    "forward_autograd(ctx, /, *args)\n--\n\n"
+    "forward_autograd($self, ctx, /, *args)\n--\n\n"
     "forward of the plan's autograd function: run the graph, save for backward.");
 PyDoc_STRVAR(Plan_backward_doc,
-             "backward_autograd(ctx, grads, /)\n--\n\n"
+             "backward_autograd($self, ctx, grads, /)\n--\n\n"
              "backward of the plan's autograd function.\n\n"
              "*grads* is a list of one gradient (or None) per returned value; it is\n"
              "emptied, so that each can be freed as soon as the graph has used it.");
