@@ -20,8 +20,9 @@ plan_set_storage(PlanObject *self, PyObject *target, PyObject *value)
     Py_DECREF(done);
     done = PyObject_CallMethodOneArg(target, self->name[NAME_set_], value); /* owned */
     done = plan_finally(self->fn[FN_SET_GRAD_ENABLED], grad ? Py_True : Py_False, done);
+    int status = done == NULL ? -1 : 0;
     Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
+    return status;
 }
 
 /* Writes the values of *updated* into *target*. Returns 0 or -1. */
@@ -45,8 +46,9 @@ plan_copy_data(PlanObject *self, const plan_mutation *mutation, PyObject *target
     }
     PyObject *done = PyObject_CallMethodOneArg(target, self->name[NAME_copy_], updated);
     Py_XDECREF(detached);
+    int status = done == NULL ? -1 : 0;
     Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
+    return status;
 }
 
 int
@@ -91,6 +93,7 @@ plan_bump_versions(PlanObject *self, PyObject *const *args)
     }
     PyObject *done = PyObject_CallOneArg(self->fn[FN_INCREMENT_VERSION], tuple);
     Py_DECREF(tuple);
+    int status = done == NULL ? -1 : 0;
     Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
+    return status;
 }

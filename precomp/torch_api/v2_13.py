@@ -122,9 +122,7 @@ CAPTURE: dict[str, str] = {
     "inductor_backend": "torch._dynamo.backends.inductor:inductor",
     "compile_fx": "torch._inductor.compile_fx:compile_fx",
     "CompiledFxGraph": "torch._inductor.output_code:CompiledFxGraph",
-    "AOTDispatchAutograd": (
-        "torch._functorch._aot_autograd.runtime_wrappers:AOTDispatchAutograd"
-    ),
+    "AOTDispatchAutograd": "torch._functorch._aot_autograd.runtime_wrappers:AOTDispatchAutograd",
     "RuntimeWrapper": "torch._functorch._aot_autograd.runtime_wrappers:RuntimeWrapper",
     "AOTDedupeWrapper": "torch._functorch._aot_autograd.runtime_wrappers:AOTDedupeWrapper",
     "AOTSyntheticBaseWrapper": (
