@@ -16,21 +16,25 @@
 enum { WORD_MAX = 256, NAME_MAX_LENGTH = 64 };
 
 static const char *const compilers[] = {
-    "gcc",       "g++",   "cc",       "c++",    "clang",    "clang++",         "cc1",
-    "cc1plus",   "collect2", "ld",    "ld.lld", "ld.gold",  "ld.bfd",          "lld",
-    "mold",      "as",    "nvcc",     "cicc",   "ptxas",    "ptxas-blackwell", "fatbinary",
-    "cudafe++",  "nvlink", "ninja",   "hipcc",  "hipcc.bin", "amdclang",       "amdclang++",
-    "icx",       "icpx",  "icc",      "icpc",   "dpcpp",    "tcc",             "cl",
+    "gcc",       "g++",      "cc",         "c++",      "clang",
+    "clang++",   "cc1",      "cc1plus",    "collect2", "ld",
+    "ld.lld",    "ld.gold",  "ld.bfd",     "lld",      "mold",
+    "as",        "nvcc",     "cicc",       "ptxas",    "ptxas-blackwell",
+    "fatbinary", "cudafe++", "nvlink",     "ninja",    "hipcc",
+    "hipcc.bin", "amdclang", "amdclang++", "icx",      "icpx",
+    "icc",       "icpc",     "dpcpp",      "tcc",      "cl",
     "nvc",       "nvc++",
 };
 
 /* Those that may have a target in front: "x86_64-linux-gnu-g++". */
-static const char *const cross_compilers[] = {"gcc", "g++", "clang", "clang++", "cc", "c++"};
+static const char *const cross_compilers[] = {"gcc",     "g++", "clang",
+                                              "clang++", "cc",  "c++"};
 
 /* Programs that run the program named by a later word. */
 static const char *const wrappers[] = {
-    "ccache", "sccache", "distcc", "icecc", "env", "nice", "time", "nohup", "setsid", "exec",
-    "taskset", "ionice", "stdbuf", "timeout", "numactl", "command", "builtin", "sudo", "xargs",
+    "ccache",  "sccache", "distcc",  "icecc",   "env",    "nice",   "time",
+    "nohup",   "setsid",  "exec",    "taskset", "ionice", "stdbuf", "timeout",
+    "numactl", "command", "builtin", "sudo",    "xargs",
 };
 
 static const char *const shells[] = {
@@ -39,8 +43,17 @@ static const char *const shells[] = {
 
 /* Flags of a compiler that only ask. */
 static const char *const questions[] = {
-    "--version", "-dumpmachine", "-dumpversion", "-dumpfullversion", "-dumpspecs",
-    "--help", "-V", "-qversion", "-v", "-###", "--target-help",
+    "--version",
+    "-dumpmachine",
+    "-dumpversion",
+    "-dumpfullversion",
+    "-dumpspecs",
+    "--help",
+    "-V",
+    "-qversion",
+    "-v",
+    "-###",
+    "--target-help",
 };
 
 static int
@@ -254,7 +267,8 @@ compiles_line(const char *line)
         if (c != '\0' && quote != '\0') {
             if (c == quote) {
                 quote = '\0';
-            } else if (length < sizeof(word)) {
+            }
+            else if (length < sizeof(word)) {
                 word[length++] = c;
             }
             continue;
@@ -321,7 +335,8 @@ command_add_object(command *self, PyObject *item)
         PyErr_Clear();
         return 0;
     }
-    result = command_add(self, PyBytes_AS_STRING(bytes), (size_t)PyBytes_GET_SIZE(bytes));
+    result =
+        command_add(self, PyBytes_AS_STRING(bytes), (size_t)PyBytes_GET_SIZE(bytes));
     Py_DECREF(bytes);
     return result < 0 ? -1 : 1;
 }
@@ -365,7 +380,8 @@ trip_spawn(PyObject *what)
         goto done;
     }
     why = PyUnicode_FromString("a compiler process is about to start");
-    hint = PyUnicode_FromString("build it before the gate is entered, or allow 'spawn'");
+    hint =
+        PyUnicode_FromString("build it before the gate is entered, or allow 'spawn'");
     if (why != NULL && hint != NULL) {
         result = core_gate_trip(state, "spawn", what, why, NULL, hint);
     }
@@ -385,14 +401,16 @@ check_argv(PyObject *program, PyObject *list)
     PyObject *items = NULL;
     int result = -1;
 
-    if (program != NULL && program != Py_None && command_add_object(&first, program) < 0) {
+    if (program != NULL && program != Py_None &&
+        command_add_object(&first, program) < 0) {
         goto done;
     }
     if (PyUnicode_Check(list) || PyBytes_Check(list)) {
         if (command_add_object(&argv, list) < 0) {
             goto done;
         }
-    } else {
+    }
+    else {
         items = PySequence_Fast(list, "argv");
         if (items == NULL) {
             PyErr_Clear();
@@ -453,8 +471,9 @@ on_audit_event(const char *event, PyObject *args, void *data)
             count >= 2) {
             return check_argv(PyTuple_GET_ITEM(args, 0), PyTuple_GET_ITEM(args, 1));
         }
-    } else if (event[0] == 's' && strcmp(event, "subprocess.Popen") == 0 &&
-               PyTuple_GET_SIZE(args) >= 2) {
+    }
+    else if (event[0] == 's' && strcmp(event, "subprocess.Popen") == 0 &&
+             PyTuple_GET_SIZE(args) >= 2) {
         return check_argv(PyTuple_GET_ITEM(args, 0), PyTuple_GET_ITEM(args, 1));
     }
     return 0;

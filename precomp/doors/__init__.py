@@ -10,8 +10,10 @@ To add a door, append it to the tuple ``DOORS`` of its subsystem's file and a tr
 
 from __future__ import annotations
 
+import enum
 import functools
 import importlib
+import reprlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,6 +93,30 @@ def short(value: object, limit: int = 200) -> str:
     """``str(value)`` on one line, cut at *limit* characters."""
     text = " ".join(str(value).split())
     return text if len(text) <= limit else text[: limit - 4] + " ..."
+
+
+class _Brief(reprlib.Repr):
+    """Text of a value that runs none of its code: a tensor's repr would compute, and wait."""
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        if x is None or isinstance(x, (bool, int, float, complex, bytes, enum.Enum)):
+            return repr(x)
+        if isinstance(x, type):
+            return type_name(x)
+        if type(x).__module__ == "torch" and type(x).__name__ in ("dtype", "device", "layout"):
+            return repr(x)
+        return f"<{type_name(type(x))}>"
+
+
+def brief(value: object) -> str:
+    """*value* as short text; objects that are not plain by their type."""
+    return short(_Brief().repr(value), 80)
+
+
+def type_name(kind: type) -> str:
+    """Name of *kind* with its module, unless it is a builtin."""
+    module = kind.__module__
+    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
 
 
 def fixed(what: str, why: str = "", hint: str = "") -> Describe:

@@ -7,7 +7,7 @@ import re
 import sys
 from typing import Any
 
-from precomp.doors import Door, Trip, code_text, short
+from precomp.doors import Door, Trip, brief, code_text, short, type_name
 
 _HINT = "run it once before the gate, or capture this case"
 _READS = (
@@ -51,14 +51,6 @@ def _read_text(source: str, frame: Any) -> Any:
         return _NOTHING
 
 
-def _type_name(kind: type) -> str:
-    return (
-        kind.__qualname__
-        if kind.__module__ == "builtins"
-        else f"{kind.__module__}.{kind.__qualname__}"
-    )
-
-
 def _explain(guard: str, frame: Any) -> str:
     """*guard*, the failed check as torch words it, with the expected and the found value."""
     if " expected " in guard and " found " in guard:
@@ -66,12 +58,12 @@ def _explain(guard: str, frame: Any) -> str:
     match = re.match(r"___check_type_id\((.+), \d+\), type=<class '(.+)'>", guard)
     if match:
         value = _read_text(match[1], frame)
-        found = "" if value is _NOTHING else f", found type {_type_name(type(value))}"
+        found = "" if value is _NOTHING else f", found type {type_name(type(value))}"
         return f"{match[1]}: expected type {match[2]}{found}"
     match = re.match(r"___check_obj_id\((.+), \d+\)(?:, type=<class '(.+)'>)?", guard)
     if match:
         value = _read_text(match[1], frame)
-        found = "" if value is _NOTHING else f" of type {_type_name(type(value))}"
+        found = "" if value is _NOTHING else f" of type {type_name(type(value))}"
         kind = f" {match[2]}" if match[2] else ""
         return f"{match[1]}: expected the object{kind} it was compiled with, found another{found}"
     match = re.match(r"tensor '(.+)' requires_grad mismatch", guard)
@@ -93,7 +85,7 @@ def _explain(guard: str, frame: Any) -> str:
             wanted = ast.unparse(tree.comparators[0])
             if not isinstance(tree.ops[0], (ast.Eq, ast.Is)):
                 wanted = guard.removeprefix(ast.unparse(tree.left)).strip()
-            return f"{guard} (expected {wanted}, found {short(repr(value), 80)})"
+            return f"{guard} (expected {wanted}, found {brief(value)})"
     return guard
 
 
