@@ -235,8 +235,9 @@ class OptimizedModule(torch.nn.Module):
     def _call_lazy_check(self, *args: Any, **kwargs: Any) -> Any:
         # A lazy module initialises itself in a hook and then is lazy no longer.
         mod = self._orig_mod
-        if hasattr(mod, "_initialize_hook") and callable(getattr(mod, "_infer_parameters", None)):
-            mod._infer_parameters(mod, args, kwargs)
+        infer: Any = getattr(mod, "_infer_parameters", None)
+        if hasattr(mod, "_initialize_hook") and callable(infer):
+            infer(mod, args, kwargs)
         return self.__dict__["_forward"](*args, **kwargs)
 
     def __dir__(self) -> list[str]:
