@@ -1,5 +1,6 @@
-/* Opens the input as an artifact and reads all of it. The header is first made to fit, so
- * that mutations reach the manifest, the layout and the blobs. */
+/* Opens the input as an artifact and reads all of it: as it is; with the sha256 of its
+ * header put right, so that mutations reach the fields of the header; and with a header
+ * that fits, so that they reach the manifest, the layout and the blobs. */
 #include "fuzz.h"
 
 #include <stdlib.h>
@@ -45,6 +46,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint8_t *copy = malloc(size);
     FUZZ_CHECK(copy != NULL);
     memcpy(copy, data, size);
+    pc_sha256_of(copy, PC_HEADER_CHECKED, copy + PC_HEADER_CHECKED);
+    use(copy, size);
     uint64_t offset = pc_load_u64(copy + 16);
     if (offset >= PC_HEADER_SIZE && offset <= size) {
         memcpy(copy, pc_magic, PC_MAGIC_SIZE);
@@ -53,7 +56,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         pc_store_u64(copy + 24, size - offset);
         pc_store_u64(copy + 32, size);
         pc_sha256_of(copy + offset, size - offset, copy + 40);
-        memset(copy + 72, 0, PC_HEADER_SIZE - 72);
+        pc_sha256_of(copy, PC_HEADER_CHECKED, copy + PC_HEADER_CHECKED);
+        memset(copy + PC_HEADER_USED, 0, PC_HEADER_SIZE - PC_HEADER_USED);
         use(copy, size);
     }
     free(copy);

@@ -61,6 +61,8 @@ class Capture(_core.Capture):
 
     def _end(self) -> None:
         self._precompiled.remove()
+        # Now, not at finalize: torch may delete its files (a temporary cache) before that.
+        self._freeze()
         if self.path is not None:
             self.finalize(self.path)
 

@@ -1,11 +1,15 @@
 """Types of the extension module precomp._core (csrc/binding)."""
 
 import os
-from collections.abc import Iterable
-from types import TracebackType
+from collections.abc import Callable, Iterable, Sequence
+from types import CodeType, TracebackType
 from typing import Any, final
 
-from typing_extensions import Buffer
+from typing_extensions import Buffer, Self, disjoint_base
+
+from precomp.errors import CompileViolation
+
+__version__: str
 
 # module.c
 def bind_torch(names: dict[str, Any], /) -> None: ...
@@ -50,3 +54,206 @@ def write_artifact(
 ) -> str: ...
 def strip_shared_object(image: Buffer, /) -> bytes: ...
 def sha256(data: Buffer, /) -> str: ...
+
+# frame_server.c
+@final
+class FrameReturn:
+    def __new__(
+        cls,
+        guarded_code: Any,
+        strategy: Any,
+        apply_to_code: bool = True,
+        skip_reason: str | None = None,
+    ) -> FrameReturn: ...
+    @property
+    def guarded_code(self) -> Any: ...
+    @property
+    def frame_exec_strategy(self) -> Any: ...
+    @property
+    def skip_reason(self) -> str | None: ...
+    @property
+    def apply_to_code(self) -> bool: ...
+
+@final
+class FrameServer:
+    def __new__(
+        cls,
+        find: Callable[[CodeType], FrameReturn | tuple[int, ...]],
+        build: Callable[[int, CodeType, dict[str, Any]], tuple[Any, FrameReturn] | None],
+        miss: Callable[[Any, Any, Any, tuple[int, ...]], Any],
+    ) -> FrameServer: ...
+    def __call__(self, frame: Any, cache_entry: Any, frame_state: Any, /) -> Any: ...
+    def accept(self, frame: Any, /) -> FrameReturn | tuple[int, ...]: ...
+    def run(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        /,
+    ) -> Any: ...
+    def forget(self) -> None: ...
+    @property
+    def served(self) -> dict[int, int]: ...
+
+# capture.c
+@disjoint_base
+class Capture:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = ...,
+        error: BaseException | None = ...,
+        traceback: TracebackType | None = ...,
+        /,
+    ) -> bool: ...
+    def patch(self, owner: Any, name: str, new: Any, /) -> None: ...
+    @property
+    def state(self) -> str: ...
+    def _begin(self) -> None: ...
+    def _end(self) -> None: ...
+    def _abandon(self) -> None: ...
+
+# codec.c, code_digest.c
+class Stale(Exception): ...
+
+def decode(encoded: tuple[Any, ...], twins: dict[tuple[str, str], Any] | None = None) -> Any: ...
+def decode_code(
+    encoded: tuple[Any, ...],
+    filename: str,
+    firstlineno: int,
+    twins: dict[tuple[str, str], Any] | None = None,
+) -> CodeType: ...
+def code_digest(code: CodeType, /) -> str: ...
+def code_at(
+    module: str,
+    steps: tuple[tuple[str, Any], ...],
+    twins: dict[tuple[str, str], Any] | None = None,
+) -> CodeType: ...
+def kind_of(value: Any, /) -> str: ...
+
+# guard_tape.c
+@final
+class GuardTape:
+    def __new__(cls, record: dict[str, Any]) -> GuardTape: ...
+    @property
+    def ops(self) -> int: ...
+    @property
+    def binds(self) -> bool: ...
+    def replay(
+        self,
+        f_globals: dict[str, Any],
+        enum_type: Any,
+        twins: dict[tuple[str, str], Any] | None,
+        decode_function: Callable[..., Any],
+    ) -> tuple[Any, list[Any]]: ...
+
+# tap.c
+@final
+class Tap:
+    def __new__(
+        cls,
+        original: Callable[..., Any],
+        sink: Callable[[tuple[Any, ...], dict[str, Any] | None, Any], Any],
+    ) -> Tap: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __get__(self, instance: Any, owner: type | None = None, /) -> Any: ...
+    @property
+    def sink(self) -> Callable[..., Any]: ...
+
+# gate.c, door.c
+@disjoint_base
+class Gate:
+    def __new__(cls, allow: Iterable[str] = ...) -> Self: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None = ...,
+        exc: BaseException | None = ...,
+        traceback: TracebackType | None = ...,
+        /,
+    ) -> bool: ...
+    @property
+    def violations(self) -> tuple[CompileViolation, ...]: ...
+    @property
+    def allow(self) -> frozenset[str]: ...
+    @property
+    def active(self) -> bool: ...
+
+@final
+class gate_exempt:
+    def __enter__(self) -> Self: ...
+    def __exit__(self, /, *args: object) -> bool: ...
+
+@final
+class Door:
+    def __new__(
+        cls,
+        original: Callable[..., Any],
+        describe: Callable[
+            [tuple[Any, ...], dict[str, Any]], tuple[str, str, str, str | None, str] | None
+        ],
+        kinds: tuple[str, ...],
+    ) -> Self: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    @property
+    def original(self) -> Callable[..., Any]: ...
+
+def gate_trip(
+    kind: str,
+    what: str,
+    why: str | None = ...,
+    where: str | None = ...,
+    hint: str | None = ...,
+) -> None: ...
+def gate_active(kind: str | None = ..., /) -> bool: ...
+def gate_where() -> str: ...
+
+# kernel.c
+def load_kernel(
+    data: bytes | bytearray | memoryview, name: str = "kernel", label: str | None = None, /
+) -> Callable[..., None]: ...
+def load_kernels(
+    kernels: Sequence[tuple[str, bytes]], threads: int = 0, /
+) -> list[Callable[..., None]]: ...
+
+# plan.c
+@final
+class Plan:
+    """Runs a compiled graph as AOTAutograd's runtime wrappers do."""
+
+    kind: str
+    inputs: int
+    outputs: int
+    forward_call: Callable[[list[Any]], Any]
+    backward_call: Callable[[list[Any]], Any] | None
+    @property
+    def apply_boxed(self) -> Any: ...
+    def __new__(
+        cls,
+        record: dict[str, Any],
+        forward_call: Callable[[list[Any]], Any],
+        backward_call: Callable[[list[Any]], Any] | None = None,
+    ) -> Plan: ...
+    def __call__(self, *args: Any) -> list[Any] | tuple[Any, ...]: ...
+    def bind(
+        self,
+        function_class: type,
+        apply: Callable[..., Any],
+        double_backward: Callable[..., Any],
+        coerce_subclass: Callable[[Any], Any],
+        /,
+    ) -> None: ...
+    def forward_autograd(self, ctx: Any, /, *args: Any) -> tuple[Any, ...]: ...
+    def backward_autograd(self, ctx: Any, grads: list[Any], /) -> tuple[Any, ...]: ...
+
+@final
+class SplitPlan:
+    """Calls several plans as one graph."""
+
+    inputs: int
+    plans: tuple[Callable[..., Any], ...]
+    def __new__(
+        cls, program: tuple[tuple[Any, ...], ...], plans: tuple[Callable[..., Any], ...]
+    ) -> SplitPlan: ...
+    def __call__(self, *args: Any) -> Any: ...

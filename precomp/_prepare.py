@@ -130,7 +130,7 @@ def prepare(
         kinds.setdefault(entry.kind, []).append(entry.digest)
     loaded = Loaded(blobs, kinds)
     start = clock()
-    loaded.load_kernels(kinds.get("kernel", []))
+    loaded.load_kernels()
     seconds["kernels"] = clock() - start
 
     start = clock()

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from precomp import _core
-from precomp.errors import ArtifactError, EnvironmentMismatchError
+from precomp.errors import EnvironmentMismatchError
 
 # Fields of the environment in which merged artifacts may differ: torch guards every frame on them,
 # so an entry is served only where its own value holds.
 MAY_DIFFER = ("threads",)
 
-# Kinds of which an artifact has one entry that holds for all others.
-_SHARED_KINDS = ("rules",)
+# Between the values of such a field in a merged artifact.
+_OR = " or "
 
 
 @dataclass(frozen=True, order=True)
@@ -173,16 +173,15 @@ class Artifact:
     ) -> Artifact:
         """Write the union of the artifacts *paths* to *out* and open it.
 
-        The order of *paths* does not matter. Raises EnvironmentMismatchError with all differences
-        when their environments differ in more than ``MAY_DIFFER``, and ArtifactError when entries
-        that hold for a whole artifact (its rules) differ.
+        The order of *paths* does not matter. Entries of kind ``rules`` that differ are all kept;
+        their union holds. Raises EnvironmentMismatchError with all differences when the
+        environments differ in more than ``MAY_DIFFER``.
         """
         if not paths:
             raise ValueError("merge: expected at least one artifact")
         artifacts = [Artifact.open(path) for path in paths]
         try:
             environment = _merged_environment(artifacts)
-            _require_equal_shared(artifacts)
             entries: dict[tuple[str, str, str], bytes] = {}
             for artifact in artifacts:
                 blobs = artifact.load_all()
@@ -227,13 +226,13 @@ def _merged_environment(artifacts: Sequence[Artifact]) -> dict[str, str]:
     """The common environment; fields that may differ list their values."""
     first = artifacts[0]
     merged = first.environment
-    values = {field: {merged[field]} for field in MAY_DIFFER if field in merged}
+    values = {field: set(merged[field].split(_OR)) for field in MAY_DIFFER if field in merged}
     rows: list[tuple[str, str, str]] = []
     lines: list[str] = []
     for artifact in artifacts[1:]:
         for field, left, right in first.diff(artifact).environment:
             if field in MAY_DIFFER:
-                values.setdefault(field, set()).update(v for v in (left, right) if v is not None)
+                values.setdefault(field, set()).update(right.split(_OR) if right else ())
                 continue
             rows.append((field, _shown(left), _shown(right)))
             lines.append(f"\n  {field}: {_shown(left)}, in {artifact.path}: {_shown(right)}")
@@ -242,21 +241,6 @@ def _merged_environment(artifacts: Sequence[Artifact]) -> dict[str, str]:
             f"merge: these fields of the environment differ from {first.path}:" + "".join(lines),
             tuple(rows),
         )
-    merged.update({field: " or ".join(sorted(found)) for field, found in values.items()})
+    for field, found in values.items():  # the shorter of two numbers is the smaller one
+        merged[field] = _OR.join(sorted(found, key=lambda value: (len(value), value)))
     return merged
-
-
-def _require_equal_shared(artifacts: Sequence[Artifact]) -> None:
-    """Refuse artifacts whose rules differ."""
-    seen: dict[tuple[str, str], tuple[str, Artifact]] = {}
-    for artifact in artifacts:
-        for entry in artifact.entries:
-            if entry.kind not in _SHARED_KINDS:
-                continue
-            digest, first = seen.setdefault((entry.kind, entry.name), (entry.digest, artifact))
-            if digest != entry.digest:
-                raise ArtifactError(
-                    f"merge: entry {entry.kind} {entry.name!r} of {artifact.path} "
-                    f"(sha256 {entry.digest}) differs from that of {first.path} "
-                    f"(sha256 {digest}): merging different {entry.kind} is not supported"
-                )

@@ -67,11 +67,15 @@ def require_match(path: str, expected: dict[str, str], found: dict[str, str]) ->
 
 
 def warnings(expected: dict[str, str], found: dict[str, str]) -> tuple[str, ...]:
-    """Differences that a program may still remove before its first step."""
-    if expected.get("threads") == found.get("threads"):
+    """Differences that a program may still remove before its first step.
+
+    A merged artifact lists the values of its parts: ``"2 or 8"``. Each of them is as good.
+    """
+    captured = expected.get("threads")
+    if captured is None or found.get("threads") in captured.split(" or "):
         return ()
     return (
-        f"captured with torch.get_num_threads() == {expected.get('threads')}, this process has "
+        f"captured with torch.get_num_threads() == {captured}, this process has "
         f"{found.get('threads')}: torch guards on it, so no frame is served until "
         "torch.set_num_threads or OMP_NUM_THREADS makes them equal",
     )

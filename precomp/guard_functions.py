@@ -14,6 +14,7 @@ import inspect
 import itertools
 import math
 import operator
+import sys
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -227,8 +228,10 @@ def _late(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
 
 
 def _nodes(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
-    """The registry of pytree nodes has exactly these types; looked at again when it changes."""
-    expected = {_core.decode(kind, twins) for kind in encoded[1]}
+    """The registry of pytree nodes is the captured one; looked at again when it changes.
+
+    Types whose module is not loaded here cannot occur, and are not missed.
+    """
     dict_version = torch_api.serve().dict_version
     known: list[int] = [-1]
 
@@ -236,7 +239,13 @@ def _nodes(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
         version = dict_version(registry)
         if version == known[0]:
             return True
-        if set(registry) != expected:
+        loaded = [kind for kind in encoded[1] if kind[1] in sys.modules]
+        if len(loaded) != len(registry):
+            return False
+        try:
+            if set(registry) != {_core.decode(kind, twins) for kind in loaded}:
+                return False
+        except _core.Stale:
             return False
         known[0] = version
         return True

@@ -8,6 +8,7 @@ compares it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import marshal
 from collections.abc import Iterator
@@ -55,12 +56,17 @@ def _reachable(function: FunctionType, seen: set[int]) -> Iterator[bytes]:
             if isinstance(value, FunctionType) and value.__globals__ is space
         ]
     for value in inner:
-        if isinstance(value, MethodType):
-            value = value.__func__
+        value = _unwrapped(value)
         if isinstance(value, FunctionType):
             yield from _reachable(value, seen)
         elif own and type(value) in _SCALARS and value is not None:
             yield _scalar(value)
+
+
+def _unwrapped(value: Any) -> Any:
+    while isinstance(value, (MethodType, functools.partial)):
+        value = value.__func__ if isinstance(value, MethodType) else value.func
+    return value
 
 
 def _scalar(value: Any) -> bytes:
@@ -77,8 +83,7 @@ def _names(code: Any) -> set[str]:
 
 def _digest(function: Any) -> str:
     """Digest of a registered Python callable; of its type's ``__call__`` for other objects."""
-    if isinstance(function, MethodType):
-        function = function.__func__
+    function = _unwrapped(function)
     if not isinstance(function, FunctionType):
         function = type(function).__dict__.get("__call__")
     if not isinstance(function, FunctionType):

@@ -10,6 +10,7 @@ import functools
 import sys
 import types
 from collections.abc import Iterator
+from typing import Any
 
 from precomp import _core
 
@@ -24,7 +25,7 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
 def _compiled(module: str) -> types.CodeType | None:
     """The code of the source of a loaded *module*, from its cached bytecode where there is one."""
     found = sys.modules.get(module)
-    loader = getattr(found, "__loader__", None)
+    loader: Any = getattr(found, "__loader__", None)
     spec = getattr(found, "__spec__", None)
     if hasattr(loader, "get_code"):
         try:

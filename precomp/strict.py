@@ -34,9 +34,9 @@ class strict_no_compile(_core.Gate):
     def __enter__(self) -> strict_no_compile:
         hooks.start()
         state.check(self.allow)
-        super().__enter__()
         if "fallback" not in self.allow or "trace" not in self.allow:
             state.rearm()
+        super().__enter__()
         return self
 
     def __exit__(self, *exc_info: Any) -> bool:

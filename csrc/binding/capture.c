@@ -39,7 +39,7 @@ Capture_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(k
 }
 
 PyDoc_STRVAR(Capture_patch_doc,
-             "patch(owner, name, new, /)\n--\n\n"
+             "patch($self, owner, name, new, /)\n--\n\n"
              "Set attribute *name* of *owner* (module, class or object) until the capture\n"
              "leaves; then the old value comes back, or the attribute goes if *owner* itself\n"
              "had none. Raises RuntimeError when the capture is not active.");

@@ -37,7 +37,8 @@ set_eval_frame(PyObject *callback)
     module = PyImport_GetModule(name);
     if (module != NULL) {
         previous = PyObject_CallMethod(module, "set_eval_frame", "O", callback);
-    } else if (!PyErr_Occurred()) {
+    }
+    else if (!PyErr_Occurred()) {
         previous = Py_NewRef(Py_None);
     }
     Py_DECREF(name);
@@ -47,7 +48,8 @@ set_eval_frame(PyObject *callback)
 
 /* Calls describe(args, kwargs). Returns a new reference, or NULL with an exception. */
 static PyObject *
-Door_describe(DoorObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+Door_describe(DoorObject *self, PyObject *const *args, Py_ssize_t nargs,
+              PyObject *kwnames)
 {
     PyObject *positional = NULL;
     PyObject *keywords = NULL;
@@ -63,7 +65,8 @@ Door_describe(DoorObject *self, PyObject *const *args, Py_ssize_t nargs, PyObjec
         PyTuple_SET_ITEM(positional, i, Py_NewRef(args[i]));
     }
     for (Py_ssize_t i = 0; kwnames != NULL && i < PyTuple_GET_SIZE(kwnames); i++) {
-        if (PyDict_SetItem(keywords, PyTuple_GET_ITEM(kwnames, i), args[nargs + i]) < 0) {
+        if (PyDict_SetItem(keywords, PyTuple_GET_ITEM(kwnames, i), args[nargs + i]) <
+            0) {
             goto done;
         }
     }
@@ -72,7 +75,8 @@ Door_describe(DoorObject *self, PyObject *const *args, Py_ssize_t nargs, PyObjec
         goto done;
     }
     core_gate_exempt_enter();
-    description = PyObject_CallFunctionObjArgs(self->describe, positional, keywords, NULL);
+    description =
+        PyObject_CallFunctionObjArgs(self->describe, positional, keywords, NULL);
     core_gate_exempt_leave();
     if (evaluator != Py_None) {
         PyObject *type = NULL;
@@ -85,7 +89,8 @@ Door_describe(DoorObject *self, PyObject *const *args, Py_ssize_t nargs, PyObjec
             Py_XDECREF(type);
             Py_XDECREF(value);
             Py_XDECREF(traceback);
-        } else {
+        }
+        else {
             Py_DECREF(ours);
             PyErr_Restore(type, value, traceback);
         }
@@ -126,7 +131,8 @@ Door_check(DoorObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *
                      Py_TYPE(description)->tp_name);
         goto done;
     }
-    if (!PyArg_ParseTuple(description, "sOOOO:describe", &kind, &what, &why, &where, &hint)) {
+    if (!PyArg_ParseTuple(description, "sOOOO:describe", &kind, &what, &why, &where,
+                          &hint)) {
         goto done;
     }
     result = core_gate_trip(state, kind, what, why, where, hint);
@@ -150,18 +156,20 @@ Door_vectorcall(PyObject *op, PyObject *const *args, size_t nargsf, PyObject *kw
 static PyObject *
 Door_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {(char *)"original", (char *)"describe", (char *)"kinds", NULL};
+    static char *names[] = {(char *)"original", (char *)"describe", (char *)"kinds",
+                            NULL};
     PyObject *original = NULL; /* borrowed, as the next two */
     PyObject *describe = NULL;
     PyObject *kinds = NULL;
     unsigned bits = 0;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!:Door", names, &original, &describe,
-                                     &PyTuple_Type, &kinds)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!:Door", names, &original,
+                                     &describe, &PyTuple_Type, &kinds)) {
         return NULL;
     }
     if (!PyCallable_Check(original) || !PyCallable_Check(describe)) {
-        PyErr_SetString(PyExc_TypeError, "Door: original and describe must be callable");
+        PyErr_SetString(PyExc_TypeError,
+                        "Door: original and describe must be callable");
         return NULL;
     }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kinds); i++) {
@@ -228,7 +236,8 @@ Door_get(PyObject *op, PyObject *instance, PyObject *Py_UNUSED(owner))
 static PyMemberDef Door_members[] = {
     {"original", T_OBJECT, offsetof(DoorObject, original), READONLY,
      "The function behind the door."},
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(DoorObject, vectorcall), READONLY, NULL},
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(DoorObject, vectorcall), READONLY,
+     NULL},
     {"__dictoffset__", T_PYSSIZET, offsetof(DoorObject, dict), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
@@ -238,19 +247,20 @@ static PyGetSetDef Door_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-PyDoc_STRVAR(Door_doc,
-             "Door(original, describe, kinds)\n--\n\n"
-             "Callable that calls *original*, or trips the gate.\n\n"
-             "*describe(args, kwargs)* is called only while a gate forbids one of *kinds*\n"
-             "(tuple of str); it returns (kind, what, why, where, hint), or None if this\n"
-             "call compiles nothing.");
+PyDoc_STRVAR(
+    Door_doc,
+    "Door(original, describe, kinds)\n--\n\n"
+    "Callable that calls *original*, or trips the gate.\n\n"
+    "*describe(args, kwargs)* is called only while a gate forbids one of *kinds*\n"
+    "(tuple of str); it returns (kind, what, why, where, hint), or None if this\n"
+    "call compiles nothing.");
 
 static PyType_Slot Door_slots[] = {
-    {Py_tp_doc, (void *)Door_doc},     {Py_tp_new, Door_new},
-    {Py_tp_traverse, Door_traverse},   {Py_tp_clear, Door_clear},
-    {Py_tp_dealloc, Door_dealloc},     {Py_tp_call, PyVectorcall_Call},
-    {Py_tp_descr_get, Door_get},       {Py_tp_members, Door_members},
-    {Py_tp_getset, Door_getset},       {0, NULL},
+    {Py_tp_doc, (void *)Door_doc},   {Py_tp_new, Door_new},
+    {Py_tp_traverse, Door_traverse}, {Py_tp_clear, Door_clear},
+    {Py_tp_dealloc, Door_dealloc},   {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_descr_get, Door_get},     {Py_tp_members, Door_members},
+    {Py_tp_getset, Door_getset},     {0, NULL},
 };
 
 static PyType_Spec Door_spec = {

@@ -225,7 +225,7 @@ server_count(FrameServerObject *self, PyObject *entry)
 }
 
 PyDoc_STRVAR(FrameServer_accept_doc,
-             "accept(frame, /)\n--\n\n"
+             "accept($self, frame, /)\n--\n\n"
              "Look *frame* (object with f_code, f_locals, f_globals) up in the artifact.\n\n"
              "Returns a FrameReturn: the first entry whose guards accept the frame, or the\n"
              "recorded skip of its code; otherwise the tuple of entry numbers of its code\n"
@@ -319,7 +319,7 @@ torch_call(core_state *state, const char *name, PyObject *argument)
 }
 
 PyDoc_STRVAR(FrameServer_run_doc,
-             "run(function, args, kwargs, /)\n--\n\n"
+             "run($self, function, args, kwargs, /)\n--\n\n"
              "Call function(*args, **kwargs) as a compiled region served by this object.\n\n"
              "Restores the evaluator's callback, the functorch layer stack and the dispatch\n"
              "keys whatever happens. kwargs is a dict or None.");
@@ -397,7 +397,7 @@ restore:
 }
 
 PyDoc_STRVAR(FrameServer_forget_doc,
-             "forget()\n--\n\n"
+             "forget($self, /)\n--\n\n"
              "Drop all built guard trees; they are built again when a frame asks.");
 
 static PyObject *

@@ -16,9 +16,9 @@ static const struct {
     const char *name;
     unsigned bit;
 } kinds[] = {
-    {"trace", GATE_TRACE},       {"lower", GATE_LOWER},   {"build", GATE_BUILD},
-    {"load", GATE_LOAD},         {"tune", GATE_TUNE},     {"record", GATE_RECORD},
-    {"fallback", GATE_FALLBACK}, {"spawn", GATE_SPAWN},   {"driver_jit", GATE_DRIVER_JIT},
+    {"trace", GATE_TRACE},       {"lower", GATE_LOWER}, {"build", GATE_BUILD},
+    {"load", GATE_LOAD},         {"tune", GATE_TUNE},   {"record", GATE_RECORD},
+    {"fallback", GATE_FALLBACK}, {"spawn", GATE_SPAWN}, {"driver_jit", GATE_DRIVER_JIT},
 };
 
 enum { KIND_COUNT = sizeof(kinds) / sizeof(*kinds) };
@@ -81,7 +81,8 @@ kind_bit(PyObject *name)
 {
     const char *text = NULL;
     if (!PyUnicode_Check(name)) {
-        PyErr_Format(PyExc_TypeError, "a kind is a str, not %.100s", Py_TYPE(name)->tp_name);
+        PyErr_Format(PyExc_TypeError, "a kind is a str, not %.100s",
+                     Py_TYPE(name)->tp_name);
         return 0;
     }
     text = PyUnicode_AsUTF8(name);
@@ -119,7 +120,8 @@ active_add(GateObject *gate)
         GateObject **gates = PyMem_RawRealloc(active.gates, room * sizeof(*gates));
         if (gates == NULL) {
             result = -1;
-        } else {
+        }
+        else {
             active.gates = gates;
             active.room = room;
         }
@@ -173,14 +175,16 @@ active_that_forbid(unsigned bit, Py_ssize_t *count)
         }
         for (size_t i = 0; found != NULL && i < active.count; i++) {
             if (active.gates[i]->forbidden & bit) {
-                found[(*count)++] = (GateObject *)Py_NewRef((PyObject *)active.gates[i]);
+                found[(*count)++] =
+                    (GateObject *)Py_NewRef((PyObject *)active.gates[i]);
             }
         }
     }
     pthread_mutex_unlock(&active.lock);
     if (*count < 0) {
         PyErr_NoMemory();
-    } else if (*count == 0) {
+    }
+    else if (*count == 0) {
         PyMem_RawFree(found);
         found = NULL;
     }
@@ -226,12 +230,14 @@ new_violation(core_state *state, const char *kind, PyObject *what, PyObject *why
         if (place == NULL) {
             goto done;
         }
-    } else {
+    }
+    else {
         place = Py_NewRef(where);
     }
-    violation = PyObject_CallFunction(type, "sOOOO", kind, what == NULL ? empty : what,
-                                      why == NULL || why == Py_None ? empty : why, place,
-                                      hint == NULL || hint == Py_None ? empty : hint);
+    violation =
+        PyObject_CallFunction(type, "sOOOO", kind, what == NULL ? empty : what,
+                              why == NULL || why == Py_None ? empty : why, place,
+                              hint == NULL || hint == Py_None ? empty : hint);
 done:
     Py_XDECREF(type);
     Py_XDECREF(empty);
@@ -282,7 +288,7 @@ done:
     return result;
 }
 
-/* --- Gate ------------------------------------------------------------------------- */
+/* --- Gate --- */
 
 static PyObject *
 Gate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -299,8 +305,9 @@ Gate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     if (allow != NULL) {
         if (PyUnicode_Check(allow)) {
-            PyErr_SetString(PyExc_TypeError,
-                            "allow takes several kinds, such as allow=('load',), not a str");
+            PyErr_SetString(
+                PyExc_TypeError,
+                "allow takes several kinds, such as allow=('load',), not a str");
             return NULL;
         }
         iterator = PyObject_GetIter(allow);
@@ -408,10 +415,11 @@ raise_again(PyObject *violation, PyObject *earlier)
     return NULL;
 }
 
-PyDoc_STRVAR(Gate_exit_doc,
-             "__exit__($self, exc_type=None, exc=None, traceback=None, /)\n--\n\n"
-             "Stop forbidding. Raises the first violation of this stretch again unless a\n"
-             "CompileViolation is already on its way out.");
+PyDoc_STRVAR(
+    Gate_exit_doc,
+    "__exit__($self, exc_type=None, exc=None, traceback=None, /)\n--\n\n"
+    "Stop forbidding. Raises the first violation of this stretch again unless a\n"
+    "CompileViolation is already on its way out.");
 
 static PyObject *
 Gate_exit(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
@@ -494,17 +502,18 @@ static PyGetSetDef Gate_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-PyDoc_STRVAR(Gate_doc,
-             "Gate(allow=())\n--\n\n"
-             "Forbids compiling in the whole process while it is entered.\n\n"
-             "*allow*: iterable of kinds that stay allowed. Gates nest, may be entered again\n"
-             "while entered, and may be left in any order.");
+PyDoc_STRVAR(
+    Gate_doc,
+    "Gate(allow=())\n--\n\n"
+    "Forbids compiling in the whole process while it is entered.\n\n"
+    "*allow*: iterable of kinds that stay allowed. Gates nest, may be entered again\n"
+    "while entered, and may be left in any order.");
 
 static PyType_Slot Gate_slots[] = {
-    {Py_tp_doc, (void *)Gate_doc},     {Py_tp_new, Gate_new},
-    {Py_tp_traverse, Gate_traverse},   {Py_tp_clear, Gate_clear},
-    {Py_tp_dealloc, Gate_dealloc},     {Py_tp_methods, Gate_methods},
-    {Py_tp_getset, Gate_getset},       {0, NULL},
+    {Py_tp_doc, (void *)Gate_doc},   {Py_tp_new, Gate_new},
+    {Py_tp_traverse, Gate_traverse}, {Py_tp_clear, Gate_clear},
+    {Py_tp_dealloc, Gate_dealloc},   {Py_tp_methods, Gate_methods},
+    {Py_tp_getset, Gate_getset},     {0, NULL},
 };
 
 static PyType_Spec Gate_spec = {
@@ -514,7 +523,7 @@ static PyType_Spec Gate_spec = {
     .slots = Gate_slots,
 };
 
-/* --- gate_exempt ------------------------------------------------------------------- */
+/* --- gate_exempt --- */
 
 typedef struct {
     PyObject_HEAD
@@ -560,7 +569,8 @@ Exempt_exit(PyObject *op, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED
 {
     ExemptObject *self = ExemptObject_CAST(op);
     if (self->depth == 0 || self->thread != PyThread_get_thread_ident()) {
-        PyErr_SetString(PyExc_RuntimeError, "gate_exempt is left where it was not entered");
+        PyErr_SetString(PyExc_RuntimeError,
+                        "gate_exempt is left where it was not entered");
         return NULL;
     }
     self->depth--;
@@ -570,18 +580,22 @@ Exempt_exit(PyObject *op, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED
 
 static PyMethodDef Exempt_methods[] = {
     {"__enter__", Exempt_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
-    {"__exit__", PC_METHOD(Exempt_exit), METH_FASTCALL, "__exit__($self, /, *args)\n--\n\n"},
+    {"__exit__", PC_METHOD(Exempt_exit), METH_FASTCALL,
+     "__exit__($self, /, *args)\n--\n\n"},
     {NULL, NULL, 0, NULL},
 };
 
-PyDoc_STRVAR(Exempt_doc,
-             "gate_exempt()\n--\n\n"
-             "Context in which the calling thread trips no gate: for precomp's own loader.\n"
-             "Enter and leave it in one thread, without an await or yield in between.");
+PyDoc_STRVAR(
+    Exempt_doc,
+    "gate_exempt()\n--\n\n"
+    "Context in which the calling thread trips no gate: for precomp's own loader.\n"
+    "Enter and leave it in one thread, without an await or yield in between.");
 
 static PyType_Slot Exempt_slots[] = {
-    {Py_tp_doc, (void *)Exempt_doc},       {Py_tp_methods, Exempt_methods},
-    {Py_tp_traverse, Exempt_traverse},     {Py_tp_dealloc, Exempt_dealloc},
+    {Py_tp_doc, (void *)Exempt_doc},
+    {Py_tp_methods, Exempt_methods},
+    {Py_tp_traverse, Exempt_traverse},
+    {Py_tp_dealloc, Exempt_dealloc},
     {0, NULL},
 };
 
@@ -592,7 +606,7 @@ static PyType_Spec Exempt_spec = {
     .slots = Exempt_slots,
 };
 
-/* --- functions ----------------------------------------------------------------------- */
+/* --- functions --- */
 
 PyDoc_STRVAR(core_gate_trip_doc,
              "gate_trip(kind, what, why=None, where=None, hint=None)\n--\n\n"
@@ -602,14 +616,15 @@ PyDoc_STRVAR(core_gate_trip_doc,
 static PyObject *
 core_gate_trip_py(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {(char *)"kind", (char *)"what", (char *)"why", (char *)"where", (char *)"hint", NULL};
+    static char *names[] = {(char *)"kind",  (char *)"what", (char *)"why",
+                            (char *)"where", (char *)"hint", NULL};
     PyObject *kind = NULL; /* borrowed, as all of them */
     PyObject *what = NULL;
     PyObject *why = NULL;
     PyObject *where = NULL;
     PyObject *hint = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OOO:gate_trip", names, &kind, &what,
-                                     &why, &where, &hint)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OOO:gate_trip", names, &kind,
+                                     &what, &why, &where, &hint)) {
         return NULL;
     }
     if (kind_bit(kind) == 0) {
@@ -622,9 +637,10 @@ core_gate_trip_py(PyObject *module, PyObject *args, PyObject *kwargs)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(core_gate_active_doc,
-             "gate_active(kind=None, /)\n--\n\n"
-             "Whether an active gate forbids *kind* (any kind if None) in this thread.");
+PyDoc_STRVAR(
+    core_gate_active_doc,
+    "gate_active(kind=None, /)\n--\n\n"
+    "Whether an active gate forbids *kind* (any kind if None) in this thread.");
 
 static PyObject *
 core_gate_active_py(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
@@ -632,7 +648,8 @@ core_gate_active_py(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     (void)module;
     unsigned bits = GATE_ALL;
     if (nargs > 1) {
-        PyErr_Format(PyExc_TypeError, "gate_active takes at most 1 argument, got %zd", nargs);
+        PyErr_Format(PyExc_TypeError, "gate_active takes at most 1 argument, got %zd",
+                     nargs);
         return NULL;
     }
     if (nargs == 1 && args[0] != Py_None) {
@@ -644,10 +661,11 @@ core_gate_active_py(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     return PyBool_FromLong((core_gate_forbidden() & bits) != 0);
 }
 
-PyDoc_STRVAR(core_gate_where_doc,
-             "gate_where()\n--\n\n"
-             "``file:line`` of the innermost frame outside torch, Triton, precomp and the\n"
-             "standard library, or ''.");
+PyDoc_STRVAR(
+    core_gate_where_doc,
+    "gate_where()\n--\n\n"
+    "``file:line`` of the innermost frame outside torch, Triton, precomp and the\n"
+    "standard library, or ''.");
 
 static PyObject *
 core_gate_where_py(PyObject *module, PyObject *Py_UNUSED(ignored))
@@ -659,7 +677,8 @@ core_gate_where_py(PyObject *module, PyObject *Py_UNUSED(ignored))
 static PyMethodDef gate_functions[] = {
     {"gate_trip", PC_METHOD(core_gate_trip_py), METH_VARARGS | METH_KEYWORDS,
      core_gate_trip_doc},
-    {"gate_active", PC_METHOD(core_gate_active_py), METH_FASTCALL, core_gate_active_doc},
+    {"gate_active", PC_METHOD(core_gate_active_py), METH_FASTCALL,
+     core_gate_active_doc},
     {"gate_where", core_gate_where_py, METH_NOARGS, core_gate_where_doc},
     {NULL, NULL, 0, NULL},
 };
@@ -671,7 +690,8 @@ core_add_gate(PyObject *module)
     PyObject *exempt = NULL;
     int result = -1;
 
-    state->gate_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &Gate_spec, NULL);
+    state->gate_type =
+        (PyTypeObject *)PyType_FromModuleAndSpec(module, &Gate_spec, NULL);
     if (state->gate_type == NULL || PyModule_AddType(module, state->gate_type) < 0) {
         goto done;
     }

@@ -16,21 +16,25 @@
 enum { WORD_MAX = 256, NAME_MAX_LENGTH = 64 };
 
 static const char *const compilers[] = {
-    "gcc",       "g++",   "cc",       "c++",    "clang",    "clang++",         "cc1",
-    "cc1plus",   "collect2", "ld",    "ld.lld", "ld.gold",  "ld.bfd",          "lld",
-    "mold",      "as",    "nvcc",     "cicc",   "ptxas",    "ptxas-blackwell", "fatbinary",
-    "cudafe++",  "nvlink", "ninja",   "hipcc",  "hipcc.bin", "amdclang",       "amdclang++",
-    "icx",       "icpx",  "icc",      "icpc",   "dpcpp",    "tcc",             "cl",
+    "gcc",       "g++",      "cc",         "c++",      "clang",
+    "clang++",   "cc1",      "cc1plus",    "collect2", "ld",
+    "ld.lld",    "ld.gold",  "ld.bfd",     "lld",      "mold",
+    "as",        "nvcc",     "cicc",       "ptxas",    "ptxas-blackwell",
+    "fatbinary", "cudafe++", "nvlink",     "ninja",    "hipcc",
+    "hipcc.bin", "amdclang", "amdclang++", "icx",      "icpx",
+    "icc",       "icpc",     "dpcpp",      "tcc",      "cl",
     "nvc",       "nvc++",
 };
 
 /* Those that may have a target in front: "x86_64-linux-gnu-g++". */
-static const char *const cross_compilers[] = {"gcc", "g++", "clang", "clang++", "cc", "c++"};
+static const char *const cross_compilers[] = {"gcc",     "g++", "clang",
+                                              "clang++", "cc",  "c++"};
 
 /* Programs that run the program named by a later word. */
 static const char *const wrappers[] = {
-    "ccache", "sccache", "distcc", "icecc", "env", "nice", "time", "nohup", "setsid", "exec",
-    "taskset", "ionice", "stdbuf", "timeout", "numactl", "command", "builtin",
+    "ccache",  "sccache", "distcc",  "icecc",   "env",    "nice",   "time",
+    "nohup",   "setsid",  "exec",    "taskset", "ionice", "stdbuf", "timeout",
+    "numactl", "command", "builtin", "sudo",    "xargs",
 };
 
 static const char *const shells[] = {
@@ -39,8 +43,17 @@ static const char *const shells[] = {
 
 /* Flags of a compiler that only ask. */
 static const char *const questions[] = {
-    "--version", "-dumpmachine", "-dumpversion", "-dumpfullversion", "-dumpspecs",
-    "--help", "-V", "-qversion", "-v", "-###", "--target-help",
+    "--version",
+    "-dumpmachine",
+    "-dumpversion",
+    "-dumpfullversion",
+    "-dumpspecs",
+    "--help",
+    "-V",
+    "-qversion",
+    "-v",
+    "-###",
+    "--target-help",
 };
 
 static int
@@ -158,18 +171,31 @@ command_add(command *self, const char *text, size_t length)
     return 0;
 }
 
-/* Whether "program words[1..]" only asks the compiler something. */
+/* Whether "program words[1..]" only asks the compiler something: about itself, or, as
+   ctypes.util.find_library does, where a library is. */
 static int
 is_question(const char *program, char *const *words, size_t count)
 {
     int asks = 0;
-    int is_ninja = strcmp(base_name(program), "ninja") == 0;
+    int works = 0;
+    const char *name = base_name(program);
+    int is_ninja = strcmp(name, "ninja") == 0;
+    int is_linker = strcmp(name, "ld") == 0 || strncmp(name, "ld.", 3) == 0;
     for (size_t i = 1; i < count; i++) {
         const char *word = words[i];
+        const char *redirection = word + strspn(word, "0123456789");
+        if (redirection[0] == '<' || redirection[0] == '>') {
+            size_t length = strspn(redirection, "<>&|");
+            i += redirection[length] == '\0'; /* its file is the next word */
+            continue;
+        }
+        if (strcmp(word, "-Wl,-t") == 0 || (is_linker && strcmp(word, "-t") == 0)) {
+            return 1;
+        }
         if (word[0] != '-' || word[1] == '\0' || strcmp(word, "-c") == 0 ||
             strcmp(word, "-E") == 0 || strcmp(word, "-S") == 0 ||
             strncmp(word, "-o", 2) == 0 || strncmp(word, "-x", 2) == 0) {
-            return 0;
+            works = 1;
         }
         if (is_ninja && strcmp(word, "-v") == 0) {
             continue; /* "ninja -v" builds, and talks while it does */
@@ -179,7 +205,7 @@ is_question(const char *program, char *const *words, size_t count)
             asks = 1;
         }
     }
-    return asks;
+    return asks && !works;
 }
 
 static int compiles_line(const char *line);
@@ -210,6 +236,10 @@ compiles_words(const char *program, char *const *words, size_t count)
         if (!IS_ONE_OF(name, wrappers)) {
             return 0;
         }
+        if (strcmp(name, "command") == 0 && i + 1 < count && words[i + 1][0] == '-' &&
+            strpbrk(words[i + 1], "vV") != NULL) {
+            return 0; /* "command -v gcc" asks where it is */
+        }
         /* Skip the wrapper's own options, numbers and assignments. */
         i++;
         while (i < count && (words[i][0] == '-' || strchr(words[i], '=') != NULL ||
@@ -237,7 +267,8 @@ compiles_line(const char *line)
         if (c != '\0' && quote != '\0') {
             if (c == quote) {
                 quote = '\0';
-            } else if (length < sizeof(word)) {
+            }
+            else if (length < sizeof(word)) {
                 word[length++] = c;
             }
             continue;
@@ -304,7 +335,8 @@ command_add_object(command *self, PyObject *item)
         PyErr_Clear();
         return 0;
     }
-    result = command_add(self, PyBytes_AS_STRING(bytes), (size_t)PyBytes_GET_SIZE(bytes));
+    result =
+        command_add(self, PyBytes_AS_STRING(bytes), (size_t)PyBytes_GET_SIZE(bytes));
     Py_DECREF(bytes);
     return result < 0 ? -1 : 1;
 }
@@ -348,7 +380,8 @@ trip_spawn(PyObject *what)
         goto done;
     }
     why = PyUnicode_FromString("a compiler process is about to start");
-    hint = PyUnicode_FromString("build it before the gate is entered, or allow 'spawn'");
+    hint =
+        PyUnicode_FromString("build it before the gate is entered, or allow 'spawn'");
     if (why != NULL && hint != NULL) {
         result = core_gate_trip(state, "spawn", what, why, NULL, hint);
     }
@@ -368,14 +401,16 @@ check_argv(PyObject *program, PyObject *list)
     PyObject *items = NULL;
     int result = -1;
 
-    if (program != NULL && program != Py_None && command_add_object(&first, program) < 0) {
+    if (program != NULL && program != Py_None &&
+        command_add_object(&first, program) < 0) {
         goto done;
     }
     if (PyUnicode_Check(list) || PyBytes_Check(list)) {
         if (command_add_object(&argv, list) < 0) {
             goto done;
         }
-    } else {
+    }
+    else {
         items = PySequence_Fast(list, "argv");
         if (items == NULL) {
             PyErr_Clear();
@@ -436,8 +471,9 @@ on_audit_event(const char *event, PyObject *args, void *data)
             count >= 2) {
             return check_argv(PyTuple_GET_ITEM(args, 0), PyTuple_GET_ITEM(args, 1));
         }
-    } else if (event[0] == 's' && strcmp(event, "subprocess.Popen") == 0 &&
-               PyTuple_GET_SIZE(args) >= 2) {
+    }
+    else if (event[0] == 's' && strcmp(event, "subprocess.Popen") == 0 &&
+             PyTuple_GET_SIZE(args) >= 2) {
         return check_argv(PyTuple_GET_ITEM(args, 0), PyTuple_GET_ITEM(args, 1));
     }
     return 0;

@@ -6,12 +6,12 @@
  */
 #include "gate.h"
 
+#include <frameobject.h> /* PyFrame_GetBack on Python 3.10 */
 #include <string.h>
 
 static const char *const machinery[] = {
-    "torch",    "triton", "precomp",     "functorch",    "torchgen",
-    "_pytest",  "pytest", "pluggy",      "setuptools",   "distutils",
-    "importlib", "ninja",  "torch_xla",
+    "torch",  "triton",     "precomp",   "functorch", "torchgen", "_pytest",   "pytest",
+    "pluggy", "setuptools", "distutils", "importlib", "ninja",    "torch_xla",
 };
 
 /* Returns 1 if the module *name* (any object) is machinery, 0 if not, -1 on error. */
@@ -78,11 +78,14 @@ is_user_frame(PyFrameObject *frame, PyCodeObject *code)
         const char *file = PyUnicode_AsUTF8(code->co_filename);
         if (file == NULL) {
             result = -1;
-        } else {
-            result = file[0] != '<' || strcmp(file, "<string>") == 0 ||
-                     strncmp(file, "<stdin", 6) == 0 || strncmp(file, "<ipython", 8) == 0;
         }
-    } else if (result == 1) {
+        else {
+            result = file[0] != '<' || strcmp(file, "<string>") == 0 ||
+                     strncmp(file, "<stdin", 6) == 0 ||
+                     strncmp(file, "<ipython", 8) == 0;
+        }
+    }
+    else if (result == 1) {
         result = 0;
     }
 done:

@@ -597,19 +597,25 @@ replay_begin(replay_state *self, PyObject *enum_type)
         self->classes[i] = (PyTypeObject *)cls;
     }
     self->plain_enum = PyObject_GetAttrString(enum_type, "GUARD_MANAGER");
+    if (self->plain_enum == NULL) {
+        return -1;
+    }
     self->dict_enum = PyObject_GetAttrString(enum_type, "DICT_GUARD_MANAGER");
+    if (self->dict_enum == NULL) {
+        return -1;
+    }
     self->memo = PyDict_New();
     self->keep = PyList_New(0);
     self->object = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
     self->nodes = PyMem_Calloc((size_t)self->tape->nodes, sizeof(*self->nodes));
+    if (self->memo == NULL || self->keep == NULL || self->object == NULL) {
+        return -1;
+    }
     if (self->nodes == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    return self->plain_enum == NULL || self->dict_enum == NULL || self->memo == NULL ||
-                   self->keep == NULL || self->object == NULL
-               ? -1
-               : 0;
+    return 0;
 }
 
 static void

@@ -1,10 +1,10 @@
 /* Plan: runs a compiled graph with everything AOTAutograd does around it.
  *
  * Owns the call itself: state of grad mode, autocast, view replay and frame
- * evaluator around the graph, write-back of mutated inputs, and the list of
- * outputs. It knows nothing of records (plan_record.c) or of the backward
- * (plan_autograd.c). The order of the steps is that of torch's runtime wrapper
- * and must stay so: users see it through exceptions and version counters.
+ * evaluator around the graph, and the list of outputs. It knows nothing of records
+ * (plan_record.c) or of the backward (plan_autograd.c). The order of the steps is
+ * that of torch's runtime wrapper and must stay so: users see it through exceptions
+ * and version counters.
  */
 #include "plan.h"
 
@@ -74,17 +74,40 @@ plan_finally(PyObject *function, PyObject *value, PyObject *result)
     return NULL;
 }
 
-/* Leaves the context *manager* without telling it about an exception. Steals
-   *result*, as plan_finally. */
+/* Disables autocast: a new manager to give to plan_exit, or NULL. */
+static PyObject *
+plan_enter(PlanObject *self)
+{
+    PyObject *manager = PyObject_CallNoArgs(self->fn[FN_DISABLE_AUTOCAST]); /* owned */
+    if (manager == NULL) {
+        return NULL;
+    }
+    PyObject *entered =
+        PyObject_CallMethodNoArgs(manager, self->name[NAME___enter__]); /* owned */
+    if (entered == NULL) {
+        Py_DECREF(manager);
+        return NULL;
+    }
+    Py_DECREF(entered);
+    return manager;
+}
+
+/* Leaves the context *manager* without telling it about an exception. Steals both;
+   *manager* may be NULL. Returns *result* as plan_finally does. */
 static PyObject *
 plan_exit(PlanObject *self, PyObject *manager, PyObject *result)
 {
+    if (manager == NULL) {
+        return result;
+    }
     PyObject *type = NULL;      /* owned */
     PyObject *error = NULL;     /* owned */
     PyObject *traceback = NULL; /* owned */
     PyErr_Fetch(&type, &error, &traceback);
     PyObject *args[] = {manager, Py_None, Py_None, Py_None};
-    PyObject *done = PyObject_VectorcallMethod(self->name[NAME___exit__], args, 4, NULL);
+    PyObject *done =
+        PyObject_VectorcallMethod(self->name[NAME___exit__], args, 4, NULL);
+    Py_DECREF(manager);
     if (done == NULL) {
         Py_XDECREF(type);
         Py_XDECREF(error);
@@ -114,28 +137,26 @@ plan_normalize(PyObject *value)
 }
 
 PyObject *
-plan_call_graph(PlanObject *self, PyObject *call, PyObject *args)
+plan_call_graph(PlanObject *self, const plan_graph *graph, PyObject *args)
 {
     PyObject *manager = NULL; /* owned */
     PyObject *result = NULL;  /* owned */
-    if (self->disable_autocast) {
-        manager = PyObject_CallNoArgs(self->fn[FN_DISABLE_AUTOCAST]);
+    PyObject *old = NULL;     /* owned */
+    PyObject *fresh = NULL;   /* owned */
+    /* The forward of a training plan runs inside plan_run_training, which has
+       disabled autocast already. */
+    if (self->disable_autocast && (!self->joint || graph == &self->backward)) {
+        manager = plan_enter(self);
         if (manager == NULL) {
             goto done;
         }
-        PyObject *entered =
-            PyObject_CallMethodNoArgs(manager, self->name[NAME___enter__]); /* owned */
-        if (entered == NULL) {
-            goto done;
-        }
-        Py_DECREF(entered);
     }
-    result = plan_normalize(PyObject_CallOneArg(call, args));
-    if (manager != NULL) {
-        result = plan_exit(self, manager, result);
+    if (graph->n_checked == 0 || plan_align(self, graph, args, &old, &fresh) == 0) {
+        result = plan_normalize(PyObject_CallOneArg(graph->call, args));
     }
+    result = plan_copy_back(self, old, fresh, result);
+    result = plan_exit(self, manager, result);
 done:
-    Py_XDECREF(manager);
     Py_DECREF(args);
     return result;
 }
@@ -146,7 +167,8 @@ plan_restride(PlanObject *self, PyObject *name, PyObject *base, PyObject *target
     PyObject *result = NULL; /* owned */
     PyObject *stride = NULL; /* owned */
     PyObject *offset = NULL; /* owned */
-    PyObject *size = PyObject_CallMethodNoArgs(target, self->name[NAME_size]); /* owned */
+    PyObject *size =
+        PyObject_CallMethodNoArgs(target, self->name[NAME_size]); /* owned */
     if (size == NULL) {
         goto done;
     }
@@ -183,7 +205,7 @@ plan_run_inference(PlanObject *self, PyObject *const *args)
         PyList_SET_ITEM(list, i, Py_NewRef(args[i]));
     }
     if (!grad) {
-        return plan_call_graph(self, self->forward_call, list);
+        return plan_call_graph(self, &self->forward, list);
     }
     PyObject *off = PyObject_CallOneArg(self->fn[FN_SET_GRAD_ENABLED], Py_False);
     if (off == NULL) {
@@ -191,7 +213,7 @@ plan_run_inference(PlanObject *self, PyObject *const *args)
         return NULL;
     }
     Py_DECREF(off);
-    PyObject *outs = plan_call_graph(self, self->forward_call, list);
+    PyObject *outs = plan_call_graph(self, &self->forward, list);
     return plan_finally(self->fn[FN_SET_GRAD_ENABLED], Py_True, outs);
 }
 
@@ -298,85 +320,22 @@ plan_run_training(PlanObject *self, PyObject *const *args)
         }
         Py_DECREF(value);
     }
-    outs = plan_apply(self, tuple);
+    if (!self->disable_autocast) {
+        outs = plan_apply(self, tuple);
+    }
+    else {
+        PyObject *manager = plan_enter(self); /* owned */
+        if (manager == NULL) {
+            Py_DECREF(tuple);
+        }
+        else {
+            outs = plan_exit(self, manager, plan_apply(self, tuple));
+        }
+    }
     outs = plan_finally(self->fn[FN_SET_GRAD_ENABLED], grad ? Py_True : Py_False, outs);
 done:
-    return plan_finally(self->fn[FN_SET_VIEW_REPLAY], replay ? Py_True : Py_False, outs);
-}
-
-/* target.set_(value) without grad mode. Returns 0 or -1. */
-static int
-plan_set_storage(PlanObject *self, PyObject *target, PyObject *value)
-{
-    int grad = plan_flag(self, FN_IS_GRAD_ENABLED);
-    if (grad < 0) {
-        return -1;
-    }
-    PyObject *done = PyObject_CallOneArg(self->fn[FN_SET_GRAD_ENABLED], Py_False);
-    if (done == NULL) {
-        return -1;
-    }
-    Py_DECREF(done);
-    done = PyObject_CallMethodOneArg(target, self->name[NAME_set_], value); /* owned */
-    done = plan_finally(self->fn[FN_SET_GRAD_ENABLED], grad ? Py_True : Py_False, done);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
-}
-
-/* Writes the values of *updated* into *target*. Returns 0 or -1. */
-static int
-plan_copy_data(PlanObject *self, const plan_mutation *mutation, PyObject *target,
-               PyObject *updated)
-{
-    PyObject *detached = NULL; /* owned */
-    if (mutation->leaf) {
-        int needs = plan_attribute_flag(target, self->name[NAME_requires_grad]);
-        if (needs < 0) {
-            return -1;
-        }
-        if (needs) {
-            detached = PyObject_CallMethodNoArgs(target, self->name[NAME_detach]);
-            if (detached == NULL) {
-                return -1;
-            }
-            target = detached;
-        }
-    }
-    PyObject *done = PyObject_CallMethodOneArg(target, self->name[NAME_copy_], updated);
-    Py_XDECREF(detached);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
-}
-
-/* Applies one mutation to its argument *target*. Borrows. Returns 0 or -1. */
-static int
-plan_write_back(PlanObject *self, const plan_mutation *mutation, PyObject *target,
-                PyObject *updated)
-{
-    if (!mutation->data && !mutation->metadata) {
-        return 0;
-    }
-    if (self->joint && (mutation->storage || !mutation->data)) {
-        updated = plan_unwrap_alias(self, updated);
-        if (updated == NULL) {
-            return -1;
-        }
-    }
-    if (mutation->storage) {
-        return plan_set_storage(self, target, updated);
-    }
-    if (mutation->metadata) {
-        PyObject *done =
-            plan_restride(self, self->name[NAME_as_strided_], target, updated); /* owned */
-        if (done == NULL) {
-            return -1;
-        }
-        Py_DECREF(done);
-        if (!mutation->data) {
-            return 0;
-        }
-    }
-    return plan_copy_data(self, mutation, target, updated);
+    return plan_finally(self->fn[FN_SET_VIEW_REPLAY], replay ? Py_True : Py_False,
+                        outs);
 }
 
 /* Value of output *i*; *outs* are the outputs of the graph after the mutated
@@ -394,7 +353,8 @@ plan_output_value(PlanObject *self, Py_ssize_t i, PyObject *const *args,
     if (output->kind == KIND_IS_INPUT) {
         return Py_NewRef(args[output->base]);
     }
-    base = output->kind == KIND_ALIAS_OF_INPUT ? args[output->base] : outs[output->base];
+    base =
+        output->kind == KIND_ALIAS_OF_INPUT ? args[output->base] : outs[output->base];
     if (output->unwrap_base) {
         base = plan_unwrap_alias(self, base);
         if (base == NULL) {
@@ -445,7 +405,7 @@ plan_epilogue(PlanObject *self, PyObject *const *args, PyObject *all)
     }
     if (result != NULL && self->has_dims) {
         for (Py_ssize_t i = 0; i < self->n_outputs; i++) {
-            PyObject *dims = self->outputs[i].dims; /* borrowed */
+            PyObject *dims = self->outputs[i].dims;                /* borrowed */
             PyObject *value = PySequence_Fast_GET_ITEM(result, i); /* borrowed */
             if (dims != NULL && plan_mark_dynamic(self, value, dims) < 0) {
                 Py_CLEAR(result);
@@ -460,23 +420,6 @@ plan_epilogue(PlanObject *self, PyObject *const *args, PyObject *all)
 done:
     Py_DECREF(all);
     return result;
-}
-
-/* Tells autograd that the graph itself changes some inputs. Returns 0 or -1. */
-static int
-plan_bump_versions(PlanObject *self, PyObject *const *args)
-{
-    PyObject *tuple = PyTuple_New(self->n_bump); /* owned */
-    if (tuple == NULL) {
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < self->n_bump; i++) {
-        PyTuple_SET_ITEM(tuple, i, Py_NewRef(args[self->bump[i]]));
-    }
-    PyObject *done = PyObject_CallOneArg(self->fn[FN_INCREMENT_VERSION], tuple);
-    Py_DECREF(tuple);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
 }
 
 static PyObject *
@@ -510,14 +453,15 @@ Plan_vectorcall(PyObject *op, PyObject *const *args, size_t nargsf, PyObject *kw
     return result;
 }
 
-PyDoc_STRVAR(Plan_bind_doc,
-             "bind(function_class, apply, double_backward, coerce_subclass, /)\n--\n\n"
-             "Give a training plan its autograd function.\n\n"
-             "*function_class* is the torch.autograd.Function whose forward and backward\n"
-             "are this plan's forward_autograd and backward_autograd; *apply* is its\n"
-             "apply without Python frames. *double_backward(run, args, key, context)* and\n"
-             "*coerce_subclass(tensor, format)* serve the rare paths.\n"
-             "Called once, by precomp.serve.plan.");
+PyDoc_STRVAR(
+    Plan_bind_doc,
+    "bind($self, function_class, apply, double_backward, coerce_subclass, /)\n--\n\n"
+    "Give a training plan its autograd function.\n\n"
+    "*function_class* is the torch.autograd.Function whose forward and backward\n"
+    "are this plan's forward_autograd and backward_autograd; *apply* is its\n"
+    "apply without Python frames. *double_backward(run, args, key, context)* and\n"
+    "*coerce_subclass(tensor, format)* serve the rare paths.\n"
+    "Called once, by precomp.serve.plan.");
 
 static PyObject *
 Plan_bind(PyObject *op, PyObject *args)
@@ -595,17 +539,17 @@ static PyTypeObject *
 plan_helper_type(PyTypeObject *type, const char *name)
 {
     PyObject *module = PyType_GetModule(type); /* borrowed */
-    return module == NULL ? NULL
-                          : (PyTypeObject *)PyObject_GetAttrString(module, name);
+    return module == NULL ? NULL : (PyTypeObject *)PyObject_GetAttrString(module, name);
 }
 
 static PyObject *
 Plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static const char *const keywords[] = {"record", "forward_call", "backward_call", NULL};
+    static const char *const keywords[] = {"record", "forward_call", "backward_call",
+                                           NULL};
     PyObject *record, *forward_call, *backward_call = Py_None; /* borrowed */
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O:Plan", (char **)keywords, &record,
-                                     &forward_call, &backward_call)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O:Plan", (char **)keywords,
+                                     &record, &forward_call, &backward_call)) {
         return NULL;
     }
     core_state *state = core_state_by_type(type);
@@ -617,13 +561,16 @@ Plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     self->vectorcall = Plan_vectorcall;
-    self->forward_call = Py_NewRef(forward_call);
+    self->forward.call = Py_NewRef(forward_call);
     if (plan_bind_torch(self, state) < 0 || plan_parse(self, record) < 0) {
         goto error;
     }
     self->alias_type = plan_helper_type(type, "_PlanAlias");
+    if (self->alias_type == NULL) {
+        goto error;
+    }
     self->run_type = plan_helper_type(type, "_PlanRun");
-    if (self->alias_type == NULL || self->run_type == NULL) {
+    if (self->run_type == NULL) {
         goto error;
     }
     if ((backward_call != Py_None) != (self->joint != 0)) {
@@ -637,7 +584,7 @@ Plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         goto error;
     }
     if (self->joint) {
-        self->backward_call = Py_NewRef(backward_call);
+        self->backward.call = Py_NewRef(backward_call);
     }
     return (PyObject *)self;
 error:
@@ -650,8 +597,8 @@ Plan_traverse(PyObject *op, visitproc visit, void *arg)
 {
     PlanObject *self = PLAN_CAST(op);
     Py_VISIT(Py_TYPE(op));
-    Py_VISIT(self->forward_call);
-    Py_VISIT(self->backward_call);
+    Py_VISIT(self->forward.call);
+    Py_VISIT(self->backward.call);
     Py_VISIT(self->function_class);
     Py_VISIT(self->function_apply);
     Py_VISIT(self->double_backward);
@@ -668,8 +615,8 @@ static int
 Plan_clear(PyObject *op)
 {
     PlanObject *self = PLAN_CAST(op);
-    Py_CLEAR(self->forward_call);
-    Py_CLEAR(self->backward_call);
+    Py_CLEAR(self->forward.call);
+    Py_CLEAR(self->backward.call);
     Py_CLEAR(self->function_class);
     Py_CLEAR(self->function_apply);
     Py_CLEAR(self->double_backward);
@@ -705,11 +652,12 @@ Plan_repr(PyObject *op)
                                 self->kind_name, self->n_inputs, self->n_outputs);
 }
 
-PyDoc_STRVAR(Plan_forward_doc,
-             "forward_autograd(ctx, /, *args)\n--\n\n"
-             "forward of the plan's autograd function: run the graph, save for backward.");
+PyDoc_STRVAR(
+    Plan_forward_doc,
+    "forward_autograd($self, ctx, /, *args)\n--\n\n"
+    "forward of the plan's autograd function: run the graph, save for backward.");
 PyDoc_STRVAR(Plan_backward_doc,
-             "backward_autograd(ctx, grads, /)\n--\n\n"
+             "backward_autograd($self, ctx, grads, /)\n--\n\n"
              "backward of the plan's autograd function.\n\n"
              "*grads* is a list of one gradient (or None) per returned value; it is\n"
              "emptied, so that each can be freed as soon as the graph has used it.");
@@ -737,20 +685,21 @@ static PyMemberDef Plan_members[] = {
      PyDoc_STR("Number of arguments.")},
     {"outputs", T_PYSSIZET, offsetof(PlanObject, n_outputs), READONLY,
      PyDoc_STR("Number of values returned.")},
-    {"forward_call", T_OBJECT, offsetof(PlanObject, forward_call), READONLY,
+    {"forward_call", T_OBJECT, offsetof(PlanObject, forward.call), READONLY,
      PyDoc_STR("The forward graph, called with one list that it empties.")},
-    {"backward_call", T_OBJECT, offsetof(PlanObject, backward_call), READONLY,
+    {"backward_call", T_OBJECT, offsetof(PlanObject, backward.call), READONLY,
      PyDoc_STR("The backward graph, or None.")},
     {NULL, 0, 0, 0, NULL},
 };
 
-PyDoc_STRVAR(Plan_doc,
-             "Plan(record, forward_call, backward_call=None)\n--\n\n"
-             "Runs a compiled graph as AOTAutograd's runtime wrappers do.\n\n"
-             "*record* is a plan record resolved by precomp.serve.plan; the calls take one\n"
-             "list of arguments and return a list or tuple. Calling the plan with the\n"
-             "graph's inputs gives a list or tuple of its outputs. ValueError for a record\n"
-             "that is not well formed, naming the key.");
+PyDoc_STRVAR(
+    Plan_doc,
+    "Plan(record, forward_call, backward_call=None)\n--\n\n"
+    "Runs a compiled graph as AOTAutograd's runtime wrappers do.\n\n"
+    "*record* is a plan record resolved by precomp.serve.plan; the calls take one\n"
+    "list of arguments and return a list or tuple. Calling the plan with the\n"
+    "graph's inputs gives a list or tuple of its outputs. ValueError for a record\n"
+    "that is not well formed, naming the key.");
 
 static PyType_Slot plan_slots[] = {
     {Py_tp_doc, (void *)Plan_doc},

@@ -74,8 +74,8 @@ int
 plan_mark_dynamic(PlanObject *self, PyObject *tensor, PyObject *dims)
 {
     PyObject *name = self->name[NAME__dynamo_propagated_dynamic_indices]; /* borrowed */
-    PyObject *present = PyObject_GetAttr(tensor, name); /* owned */
-    PyObject *merged = NULL;                            /* owned */
+    PyObject *present = PyObject_GetAttr(tensor, name);                   /* owned */
+    PyObject *merged = NULL;                                              /* owned */
     int status = -1;
     if (present == NULL) {
         if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
@@ -146,6 +146,21 @@ done:
     return patched;
 }
 
+/* The shape of *tensor* as a plain tuple, for a message. */
+static PyObject *
+plan_shape_tuple(PlanObject *self, PyObject *tensor)
+{
+    PyObject *size =
+        PyObject_CallMethodNoArgs(tensor, self->name[NAME_size]); /* owned */
+    PyObject *tuple = NULL;
+    if (size != NULL) {
+        tuple = PyTuple_Check(size) ? PyTuple_GetSlice(size, 0, PyTuple_GET_SIZE(size))
+                                    : PySequence_Tuple(size);
+        Py_DECREF(size);
+    }
+    return tuple;
+}
+
 /* Replays the recorded views on *base*. */
 static PyObject *
 plan_replay_views(PlanObject *self, const plan_output *output, PyObject *base,
@@ -163,20 +178,22 @@ plan_replay_views(PlanObject *self, const plan_output *output, PyObject *base,
     if (differs == 0) {
         return plan_patch_requires_grad(self, base, out, output->requires_grad);
     }
-    if (differs > 0) {
-        PyObject *size = PyObject_CallMethodNoArgs(out, self->name[NAME_size]);
-        actual = size == NULL ? NULL : PySequence_Tuple(size);
-        Py_XDECREF(size);
-        size = PyObject_CallMethodNoArgs(target, self->name[NAME_size]);
-        expected = size == NULL ? NULL : PySequence_Tuple(size);
-        Py_XDECREF(size);
-        if (actual != NULL && expected != NULL) {
-            PyErr_Format(PyExc_AssertionError,
-                         "incorrect out shape after application of ViewMeta sequence: "
-                         "%S (actual) vs %S (expected)",
-                         actual, expected);
-        }
+    if (differs < 0) {
+        goto done;
     }
+    actual = plan_shape_tuple(self, out);
+    if (actual == NULL) {
+        goto done;
+    }
+    expected = plan_shape_tuple(self, target);
+    if (expected == NULL) {
+        goto done;
+    }
+    PyErr_Format(PyExc_AssertionError,
+                 "incorrect out shape after application of ViewMeta sequence: "
+                 "%S (actual) vs %S (expected)",
+                 actual, expected);
+done:
     Py_XDECREF(actual);
     Py_XDECREF(expected);
     Py_DECREF(out);
@@ -198,8 +215,9 @@ plan_replay_autograd(PlanObject *self, PyObject *base, PyObject *target,
     if (differs < 0) {
         return NULL;
     }
-    reshaped = differs ? plan_restride(self, self->name[NAME_as_strided], base, target_base)
-                       : Py_NewRef(base);
+    reshaped = differs
+                   ? plan_restride(self, self->name[NAME_as_strided], base, target_base)
+                   : Py_NewRef(base);
     if (reshaped == NULL) {
         return NULL;
     }
@@ -251,8 +269,11 @@ plan_restride_any(PlanObject *self, const plan_output *output, PyObject *base,
         goto done;
     }
     dtype = PyObject_GetAttr(out, self->name[NAME_dtype]);
+    if (dtype == NULL) {
+        goto done;
+    }
     wanted = PyObject_GetAttr(target, self->name[NAME_dtype]);
-    if (dtype == NULL || wanted == NULL) {
+    if (wanted == NULL) {
         goto done;
     }
     result = dtype == wanted
@@ -273,12 +294,14 @@ plan_gen_alias(PlanObject *self, const plan_output *output, PyObject *base,
     if (output->views != NULL) {
         return plan_replay_views(self, output, base, target);
     }
-    PyObject *target_base = PyObject_GetAttr(target, self->name[NAME__base]); /* owned */
+    PyObject *target_base =
+        PyObject_GetAttr(target, self->name[NAME__base]); /* owned */
     if (target_base == NULL) {
         return NULL;
     }
     if (target_base != Py_None) {
-        PyObject *out = plan_replay_autograd(self, base, target, target_base); /* owned */
+        PyObject *out =
+            plan_replay_autograd(self, base, target, target_base); /* owned */
         Py_DECREF(target_base);
         if (out == NULL) {
             return NULL;

@@ -27,7 +27,24 @@ static const char plan_donated_text[] =
 
 /* -- forward ------------------------------------------------------------- */
 
-/* *items*[start:stop] as a list (or tuple if *as_tuple*) of tensors, views
+/* Raises AssertionError with the types of all *items*, as torch does. */
+static void
+plan_bad_types(const char *what, const char *expected, PyObject *const *items,
+               Py_ssize_t count)
+{
+    PyObject *types = PyList_New(count); /* owned */
+    if (types == NULL) {
+        return;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyList_SET_ITEM(types, i, Py_NewRef((PyObject *)Py_TYPE(items[i])));
+    }
+    PyErr_Format(PyExc_AssertionError, "expected all %s to be %s, got types: %R", what,
+                 expected, types);
+    Py_DECREF(types);
+}
+
+/* *items* as a list (or tuple if *as_tuple*) of tensors, views
    detached so that they keep neither their base nor its graph. *what* names them
    in an error. Returns a new reference or NULL. */
 static PyObject *
@@ -41,9 +58,7 @@ plan_saved_tensors(PlanObject *self, PyObject *const *items, Py_ssize_t count,
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = items[i]; /* borrowed, then owned */
         if (!plan_is_tensor(self, item)) {
-            PyErr_Format(PyExc_AssertionError,
-                         "expected all %s to be Tensors, got types: [..., %R, ...]",
-                         what, Py_TYPE(item));
+            plan_bad_types(what, "Tensors", items, count);
             goto error;
         }
         int is_view = plan_method_flag(item, self->name[NAME__is_view]);
@@ -128,10 +143,8 @@ plan_save(PlanObject *self, PyObject *ctx, PyObject *const *items, Py_ssize_t n)
         for (Py_ssize_t i = 0; i < self->n_symints; i++) {
             PyObject *item = items[ints_start + i]; /* borrowed */
             if (!PyLong_Check(item) && !PyFloat_Check(item)) {
-                PyErr_Format(PyExc_AssertionError,
-                             "expected all symint_outs to be int/float/SymInt/SymFloat, "
-                             "got types: [..., %R, ...]",
-                             Py_TYPE(item));
+                plan_bad_types("symint_outs", "int/float/SymInt/SymFloat",
+                               items + ints_start, self->n_symints);
                 goto done;
             }
             PyList_SET_ITEM(symints, i, Py_NewRef(item));
@@ -181,7 +194,8 @@ plan_returns(PlanObject *self, PyObject *const *items)
         else if (o < self->n_outputs) {
             wrap = PLAN_IS_ALIAS(self->outputs[o].kind);
         }
-        if (o >= 0 && o < self->n_outputs && self->outputs[o].kind == KIND_UNSAFE_VIEW) {
+        if (o >= 0 && o < self->n_outputs &&
+            self->outputs[o].kind == KIND_UNSAFE_VIEW) {
             value = plan_unsafe_view(self, items[i]);
         }
         else {
@@ -236,11 +250,12 @@ Plan_forward_autograd(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
     PyObject *outs = NULL;    /* owned */
     PyObject *returns = NULL; /* owned */
     if (nargs < 1 || !self->joint) {
-        PyErr_SetString(PyExc_TypeError, "forward_autograd takes (ctx, *args) of a "
-                                         "training plan");
+        PyErr_SetString(PyExc_TypeError,
+                        "forward_autograd takes (ctx, *args) of a "
+                        "training plan");
         return NULL;
     }
-    PyObject *ctx = args[0];                 /* borrowed */
+    PyObject *ctx = args[0];                /* borrowed */
     PyObject *list = PyList_New(nargs - 1); /* owned, stolen by plan_call_graph */
     if (list == NULL) {
         return NULL;
@@ -248,7 +263,7 @@ Plan_forward_autograd(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
     for (Py_ssize_t i = 1; i < nargs; i++) {
         PyList_SET_ITEM(list, i - 1, Py_NewRef(args[i]));
     }
-    outs = plan_call_graph(self, self->forward_call, list);
+    outs = plan_call_graph(self, &self->forward, list);
     if (outs == NULL) {
         return NULL;
     }
@@ -287,16 +302,16 @@ plan_coerce_format(PlanObject *self, const plan_tangent *tangent, PyObject *tens
             goto done;
         }
         PyObject *args[] = {tensor, tangent->format};
-        PyObject *is = PyObject_VectorcallMethod(self->name[NAME_is_contiguous], args, 1,
-                                                 kwargs); /* owned */
+        PyObject *is = PyObject_VectorcallMethod(self->name[NAME_is_contiguous], args,
+                                                 1, kwargs); /* owned */
         int same = is == NULL ? -1 : PyObject_IsTrue(is);
         Py_XDECREF(is);
         if (same > 0) {
             result = Py_NewRef(tensor);
         }
         else if (same == 0) {
-            result = PyObject_VectorcallMethod(self->name[NAME_contiguous], args, 1,
-                                               kwargs);
+            result =
+                PyObject_VectorcallMethod(self->name[NAME_contiguous], args, 1, kwargs);
         }
         goto done;
     }
@@ -305,11 +320,13 @@ plan_coerce_format(PlanObject *self, const plan_tangent *tangent, PyObject *tens
         goto done;
     }
     shape = PyObject_GetAttr(tensor, self->name[NAME_shape]);
-    int same = shape == NULL ? -1 : PyObject_RichCompareBool(shape, tangent->size, Py_EQ);
+    int same =
+        shape == NULL ? -1 : PyObject_RichCompareBool(shape, tangent->size, Py_EQ);
     if (same > 0) {
         stride = PyObject_CallMethodNoArgs(tensor, self->name[NAME_stride]);
-        same = stride == NULL ? -1
-                              : PyObject_RichCompareBool(stride, tangent->stride, Py_EQ);
+        same = stride == NULL
+                   ? -1
+                   : PyObject_RichCompareBool(stride, tangent->stride, Py_EQ);
     }
     if (same < 0) {
         goto done;
@@ -319,10 +336,19 @@ plan_coerce_format(PlanObject *self, const plan_tangent *tangent, PyObject *tens
         goto done;
     }
     dtype = PyObject_GetAttr(tensor, self->name[NAME_dtype]);
+    if (dtype == NULL) {
+        goto done;
+    }
     device = PyObject_GetAttr(tensor, self->name[NAME_device]);
+    if (device == NULL) {
+        goto done;
+    }
     layout = PyObject_GetAttr(tensor, self->name[NAME_layout]);
+    if (layout == NULL) {
+        goto done;
+    }
     needs = PyObject_GetAttr(tensor, self->name[NAME_requires_grad]);
-    if (dtype == NULL || device == NULL || layout == NULL || needs == NULL) {
+    if (needs == NULL) {
         goto done;
     }
     kwargs = PyTuple_Pack(4, self->name[NAME_dtype], self->name[NAME_device],
@@ -515,7 +541,7 @@ plan_run_backward(PlanObject *self, PyObject *ctx, PyObject *args)
             return NULL;
         }
     }
-    outs = plan_call_graph(self, self->backward_call, args);
+    outs = plan_call_graph(self, &self->backward, args);
     if (outs == NULL || PyTuple_Check(outs)) {
         return outs;
     }
@@ -600,16 +626,18 @@ Plan_backward_autograd(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
     PlanObject *self = PLAN_CAST(op);
     PyObject *result = NULL; /* owned */
     if (!self->joint || self->double_backward == NULL || nargs < 1) {
-        PyErr_SetString(PyExc_TypeError, "backward_autograd takes (ctx, grads) of a "
-                                         "bound training plan");
+        PyErr_SetString(PyExc_TypeError,
+                        "backward_autograd takes (ctx, grads) of a "
+                        "bound training plan");
         return NULL;
     }
     if (nargs != 2 || !PyList_Check(args[1])) {
-        PyErr_Format(PyExc_AssertionError,
-                     "Compiled backward expects grads as a single mutable list argument, "
-                     "but got %zd args. Grads must be passed as [grad0, grad1, ...] to "
-                     "allow freeing individual grads mid-backward.",
-                     nargs - 1);
+        PyErr_Format(
+            PyExc_AssertionError,
+            "Compiled backward expects grads as a single mutable list argument, "
+            "but got %zd args. Grads must be passed as [grad0, grad1, ...] to "
+            "allow freeing individual grads mid-backward.",
+            nargs - 1);
         return NULL;
     }
     PyObject *prior = PyObject_CallOneArg(self->fn[FN_SET_EVAL_FRAME], Py_None);

@@ -26,11 +26,16 @@ plan_bad(const char *key, const char *what)
     return -1;
 }
 
-/* Borrowed value of *key*, or NULL with ValueError. */
+/* Borrowed value of *key*, or NULL with an exception. */
 static PyObject *
 plan_get(PyObject *record, const char *key)
 {
-    PyObject *value = PyDict_GetItemString(record, key); /* borrowed */
+    PyObject *name = PyUnicode_FromString(key); /* owned */
+    if (name == NULL) {
+        return NULL;
+    }
+    PyObject *value = PyDict_GetItemWithError(record, name); /* borrowed */
+    Py_DECREF(name);
     if (value == NULL) {
         (void)plan_bad(key, "missing");
     }
@@ -138,6 +143,35 @@ plan_parse_indices(PyObject *record, const char *key, Py_ssize_t limit,
     return 0;
 }
 
+/* Reads pairs (argument, write back). Only pairs below *limit* are accepted. */
+static int
+plan_parse_checked(PyObject *record, const char *key, Py_ssize_t limit,
+                   plan_graph *graph)
+{
+    PyObject *tuple = plan_get_tuple(record, key); /* borrowed */
+    if (tuple == NULL) {
+        return -1;
+    }
+    Py_ssize_t n = PyTuple_GET_SIZE(tuple);
+    graph->checked = plan_alloc(n, sizeof(*graph->checked));
+    if (graph->checked == NULL) {
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *item = PyTuple_GET_ITEM(tuple, i); /* borrowed */
+        plan_check *check = &graph->checked[i];
+        if (!PyTuple_Check(item) || PyTuple_GET_SIZE(item) != 2) {
+            return plan_bad(key, "expected pairs (argument, write back)");
+        }
+        if (plan_index(item, 0, limit, key, &check->input) < 0 ||
+            plan_item_flag(item, 1, key, &check->write_back) < 0) {
+            return -1;
+        }
+    }
+    graph->n_checked = n;
+    return 0;
+}
+
 static int
 plan_parse_mutated(PlanObject *self, PyObject *record)
 {
@@ -175,7 +209,8 @@ plan_parse_output(PlanObject *self, PyObject *item, Py_ssize_t n, plan_output *o
     static const char key[] = "outputs";
     if (!PyTuple_Check(item) || PyTuple_GET_SIZE(item) != 5 ||
         !PyUnicode_Check(PyTuple_GET_ITEM(item, 0))) {
-        return plan_bad(key, "expected tuples (kind, base, dims, requires_grad, views)");
+        return plan_bad(key,
+                        "expected tuples (kind, base, dims, requires_grad, views)");
     }
     int kind = 0;
     while (kind < KIND_COUNT &&
@@ -356,7 +391,9 @@ plan_parse_training(PlanObject *self, PyObject *record)
         plan_parse_dynamic(self, record) < 0 || plan_parse_tangents(self, record) < 0 ||
         plan_get_flag(record, "inputs_require_grad", &self->inputs_require_grad) < 0 ||
         plan_get_flag(record, "mutates_in_backward", &self->mutates_in_backward) < 0 ||
-        plan_get_flag(record, "donated", &self->donated) < 0) {
+        plan_get_flag(record, "donated", &self->donated) < 0 ||
+        plan_parse_checked(record, "backward_aligned", PY_SSIZE_T_MAX,
+                           &self->backward) < 0) {
         return -1;
     }
     PyObject *deterministic = plan_get(record, "deterministic"); /* borrowed */
@@ -392,6 +429,8 @@ plan_parse(PlanObject *self, PyObject *record)
     if (plan_get_count(record, "inputs", &self->n_inputs) < 0 ||
         plan_get_count(record, "bases", &self->n_bases) < 0 ||
         plan_get_flag(record, "disable_autocast", &self->disable_autocast) < 0 ||
+        plan_parse_checked(record, "forward_aligned", self->n_inputs, &self->forward) <
+            0 ||
         plan_parse_mutated(self, record) < 0 || plan_parse_outputs(self, record) < 0 ||
         plan_parse_indices(record, "version_bumps", self->n_inputs, &self->bump,
                            &self->n_bump) < 0) {
@@ -423,6 +462,10 @@ plan_parse_clear(PlanObject *self)
         Py_CLEAR(self->dynamic[i].dims);
     }
     Py_CLEAR(self->kind_name);
+    PyMem_Free(self->forward.checked);
+    PyMem_Free(self->backward.checked);
+    self->forward.checked = NULL;
+    self->backward.checked = NULL;
     PyMem_Free(self->mutated);
     PyMem_Free(self->outputs);
     PyMem_Free(self->tangents);

@@ -165,7 +165,8 @@ split_run(SplitPlanObject *self, PyObject *const *args)
             value = Py_NewRef(args[next++]);
         }
         else {
-            value = tag[0] == 'c' ? split_call(self, op, values) : split_get(op, values);
+            value =
+                tag[0] == 'c' ? split_call(self, op, values) : split_get(op, values);
         }
         if (value == NULL) {
             goto done;
@@ -279,8 +280,8 @@ SplitPlan_dealloc(PyObject *op)
 }
 
 static PyMemberDef SplitPlan_members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(SplitPlanObject, vectorcall), READONLY,
-     NULL},
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(SplitPlanObject, vectorcall),
+     READONLY, NULL},
     {"inputs", T_PYSSIZET, offsetof(SplitPlanObject, n_inputs), READONLY,
      PyDoc_STR("Number of arguments.")},
     {"plans", T_OBJECT, offsetof(SplitPlanObject, plans), READONLY,
@@ -288,22 +289,19 @@ static PyMemberDef SplitPlan_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-PyDoc_STRVAR(SplitPlan_doc,
-             "SplitPlan(program, plans)\n--\n\n"
-             "Calls several plans as one graph.\n\n"
-             "*program* is a tuple of operations (\"in\",), (\"call\", plan, expressions,\n"
-             "unwrap, free), (\"get\", expression, index, free) and a final\n"
-             "(\"out\", expression); see precomp/freeze/plan.py.");
+PyDoc_STRVAR(
+    SplitPlan_doc,
+    "SplitPlan(program, plans)\n--\n\n"
+    "Calls several plans as one graph.\n\n"
+    "*program* is a tuple of operations (\"in\",), (\"call\", plan, expressions,\n"
+    "unwrap, free), (\"get\", expression, index, free) and a final\n"
+    "(\"out\", expression); see precomp/freeze/plan.py.");
 
 static PyType_Slot split_plan_slots[] = {
-    {Py_tp_doc, (void *)SplitPlan_doc},
-    {Py_tp_new, SplitPlan_new},
-    {Py_tp_call, PyVectorcall_Call},
-    {Py_tp_traverse, SplitPlan_traverse},
-    {Py_tp_clear, SplitPlan_clear},
-    {Py_tp_dealloc, SplitPlan_dealloc},
-    {Py_tp_members, SplitPlan_members},
-    {0, NULL},
+    {Py_tp_doc, (void *)SplitPlan_doc}, {Py_tp_new, SplitPlan_new},
+    {Py_tp_call, PyVectorcall_Call},    {Py_tp_traverse, SplitPlan_traverse},
+    {Py_tp_clear, SplitPlan_clear},     {Py_tp_dealloc, SplitPlan_dealloc},
+    {Py_tp_members, SplitPlan_members}, {0, NULL},
 };
 
 static PyType_Spec split_plan_spec = {

@@ -60,6 +60,39 @@ read_at(const pc_artifact *artifact, uint64_t offset, uint64_t length, uint8_t *
     return PC_OK;
 }
 
+/* Checks what every version of the format has in the same place: the magic, of which a
+   short file has a part, and the sha256 of the header. Reads the header. */
+static pc_status
+read_header(const pc_artifact *artifact, uint8_t header[PC_HEADER_SIZE],
+            pc_error *error)
+{
+    uint8_t digest[PC_DIGEST_SIZE];
+    size_t size =
+        artifact->size < PC_HEADER_SIZE ? (size_t)artifact->size : PC_HEADER_SIZE;
+    pc_status status = read_at(artifact, 0, size, header, error);
+    if (status != PC_OK) {
+        return status;
+    }
+    if (memcmp(header, pc_magic, size < PC_MAGIC_SIZE ? size : PC_MAGIC_SIZE) != 0) {
+        return pc_fail(error, PC_CORRUPT,
+                       "%.300s: header: wrong magic: not a precomp artifact, or one "
+                       "that was changed as if it were text",
+                       artifact->path);
+    }
+    if (size < PC_HEADER_SIZE) {
+        return pc_fail(error, PC_CORRUPT,
+                       "%.300s: header: the file has %zu bytes, expected at least %d",
+                       artifact->path, size, PC_HEADER_SIZE);
+    }
+    pc_sha256_of(header, PC_HEADER_CHECKED, digest);
+    if (memcmp(digest, header + PC_HEADER_CHECKED, PC_DIGEST_SIZE) != 0) {
+        return pc_fail(error, PC_CORRUPT,
+                       "%.300s: header: its sha256 differs from the one at byte %d",
+                       artifact->path, PC_HEADER_CHECKED);
+    }
+    return PC_OK;
+}
+
 static pc_status
 check_header(const pc_artifact *artifact, const uint8_t *header,
              uint64_t *manifest_offset, uint64_t *manifest_length, pc_error *error)
@@ -69,11 +102,6 @@ check_header(const pc_artifact *artifact, const uint8_t *header,
     uint64_t offset = pc_load_u64(header + 16);
     uint64_t length = pc_load_u64(header + 24);
     uint64_t size = pc_load_u64(header + 32);
-    if (memcmp(header, pc_magic, PC_MAGIC_SIZE) != 0) {
-        return pc_fail(error, PC_CORRUPT,
-                       "wrong magic: not a precomp artifact, or one "
-                       "that was changed as if it were text");
-    }
     if (version != PC_FORMAT_VERSION) {
         return pc_fail(
             error, PC_BAD_VERSION,
@@ -98,8 +126,9 @@ check_header(const pc_artifact *artifact, const uint8_t *header,
                        "a manifest of %llu bytes at %llu does not end the file",
                        (unsigned long long)length, (unsigned long long)offset);
     }
-    if (!pc_all_zero(header + 72, PC_HEADER_SIZE - 72)) {
-        return pc_fail(error, PC_CORRUPT, "bytes 72..127 are not zero");
+    if (!pc_all_zero(header + PC_HEADER_USED, PC_HEADER_SIZE - PC_HEADER_USED)) {
+        return pc_fail(error, PC_CORRUPT, "bytes %d..%d are not zero", PC_HEADER_USED,
+                       PC_HEADER_SIZE - 1);
     }
     *manifest_offset = offset;
     *manifest_length = length;
@@ -204,13 +233,7 @@ load(pc_artifact *artifact, pc_error *error)
     uint64_t length = 0;
     pc_status status;
 
-    if (artifact->size < PC_HEADER_SIZE) {
-        return pc_fail(error, PC_CORRUPT,
-                       "%.300s: header: the file has %llu bytes, expected at least %d",
-                       artifact->path, (unsigned long long)artifact->size,
-                       PC_HEADER_SIZE);
-    }
-    status = read_at(artifact, 0, PC_HEADER_SIZE, header, error);
+    status = read_header(artifact, header, error);
     if (status != PC_OK) {
         goto done;
     }

@@ -13,6 +13,8 @@
 #define PC_FORMAT_VERSION 1
 #define PC_HEADER_SIZE 128
 #define PC_MAGIC_SIZE 8
+#define PC_HEADER_CHECKED 72 /* bytes of the header that its sha256 covers */
+#define PC_HEADER_USED (PC_HEADER_CHECKED + PC_DIGEST_SIZE) /* zeros follow */
 #define PC_MEMORY_LIMIT ((uint64_t)64 << 20)
 
 extern const uint8_t pc_magic[PC_MAGIC_SIZE];

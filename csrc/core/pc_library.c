@@ -63,8 +63,15 @@ open_path(const char *path, void **handle, pc_error *error)
     *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (*handle == NULL) {
         const char *reason = dlerror();
-        return pc_fail(error, PC_CORRUPT, "%s",
-                       reason == NULL ? "dlopen failed" : reason);
+        size_t length = strlen(path);
+        if (reason == NULL) {
+            reason = "dlopen failed";
+        }
+        else if (strncmp(reason, path, length) == 0 &&
+                 strncmp(reason + length, ": ", 2) == 0) {
+            reason += length + 2; /* the path says nothing */
+        }
+        return pc_fail(error, PC_CORRUPT, "%s", reason);
     }
     return PC_OK;
 }

@@ -147,7 +147,8 @@ pc_manifest_print(const pc_manifest *manifest, char **text, size_t *length,
     if (out.length > PC_MAX_MANIFEST) {
         pc_free(out.text);
         return pc_fail(error, PC_BAD_ARGUMENT,
-                       "the manifest would take %zu bytes, more than 16 MiB",
+                       "write_artifact: the manifest would take %zu bytes, more than "
+                       "16 MiB",
                        out.length);
     }
     *text = out.text;

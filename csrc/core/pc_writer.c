@@ -302,6 +302,7 @@ write_content(const write_job *job, sink *out, uint64_t manifest_offset,
     pc_store_u64(header + 24, length);
     pc_store_u64(header + 32, manifest_offset + length);
     pc_sha256_of(text, length, header + 40);
+    pc_sha256_of(header, PC_HEADER_CHECKED, header + PC_HEADER_CHECKED);
     status = sink_write(out, header, sizeof(header), error);
     for (size_t i = 0; i < job->manifest.blob_count && status == PC_OK; i++) {
         const content *what = &job->contents[i];

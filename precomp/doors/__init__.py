@@ -10,8 +10,10 @@ To add a door, append it to the tuple ``DOORS`` of its subsystem's file and a tr
 
 from __future__ import annotations
 
+import enum
 import functools
 import importlib
+import reprlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,6 +95,30 @@ def short(value: object, limit: int = 200) -> str:
     return text if len(text) <= limit else text[: limit - 4] + " ..."
 
 
+class _Brief(reprlib.Repr):
+    """Text of a value that runs none of its code: a tensor's repr would compute, and wait."""
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        if x is None or isinstance(x, (bool, int, float, complex, bytes, enum.Enum)):
+            return repr(x)
+        if isinstance(x, type):
+            return type_name(x)
+        if type(x).__module__ == "torch" and type(x).__name__ in ("dtype", "device", "layout"):
+            return repr(x)
+        return f"<{type_name(type(x))}>"
+
+
+def brief(value: object) -> str:
+    """*value* as short text; objects that are not plain by their type."""
+    return short(_Brief().repr(value), 80)
+
+
+def type_name(kind: type) -> str:
+    """Name of *kind* with its module, unless it is a builtin."""
+    module = kind.__module__
+    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+
+
 def fixed(what: str, why: str = "", hint: str = "") -> Describe:
     """A ``describe`` that always says the same."""
 
@@ -121,3 +147,10 @@ def frame_locals(name: str) -> dict[str, Any]:
             return dict(frame.f_locals)
         frame = frame.f_back  # type: ignore[assignment]
     return {}
+
+
+def cache_dir() -> str:
+    """Folder of Inductor's and AOTAutograd's compile caches. Only from a running compile."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return str(cache_dir())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from precomp.doors import Door, Trip, frame_locals, graph_text
+from precomp.doors import Door, Trip, cache_dir, graph_text
 
 _HINT = "run it once before the gate, or capture this case"
 
@@ -12,20 +12,15 @@ _HINT = "run it once before the gate, or capture this case"
 def _state(args: dict[str, Any]) -> Trip:
     function = args["flat_fn"]
     name = getattr(function, "__name__", type(function).__name__)
-    return Trip(f"AOTAutograd graph of {name}", "not compiled before" + _cache_reason(), _HINT)
-
-
-def _cache_reason() -> str:
-    """What AOTAutograd's cache said about the graph that is compiled now, or ''."""
-    info = frame_locals("aot_module_simplified").get("cache_info") or {}
-    key = info.get("key") if isinstance(info, dict) else None
-    return f"; AOTAutogradCache: key {key} {info.get('cache_state', 'missed')}" if key else ""
+    key = getattr(getattr(args["aot_config"], "cache_info", None), "cache_key", None)
+    missed = f"; AOTAutogradCache has no entry {key} in {cache_dir()}" if key else ""
+    return Trip(f"AOTAutograd graph of {name}", "not compiled before" + missed, _HINT)
 
 
 def _lookup(args: dict[str, Any]) -> Trip:
     return Trip(
         f"AOTAutograd cache entry of {graph_text(args.get('mod'))}",
-        "looked up in the compile cache on disk: not loaded in this process before",
+        f"looked up in {cache_dir()}: not loaded in this process before",
         _HINT,
     )
 

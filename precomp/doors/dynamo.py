@@ -7,7 +7,7 @@ import re
 import sys
 from typing import Any
 
-from precomp.doors import Door, Trip, code_text, short
+from precomp.doors import Door, Trip, brief, code_text, short, type_name
 
 _HINT = "run it once before the gate, or capture this case"
 _READS = (
@@ -51,14 +51,6 @@ def _read_text(source: str, frame: Any) -> Any:
         return _NOTHING
 
 
-def _type_name(kind: type) -> str:
-    return (
-        kind.__qualname__
-        if kind.__module__ == "builtins"
-        else f"{kind.__module__}.{kind.__qualname__}"
-    )
-
-
 def _explain(guard: str, frame: Any) -> str:
     """*guard*, the failed check as torch words it, with the expected and the found value."""
     if " expected " in guard and " found " in guard:
@@ -66,24 +58,23 @@ def _explain(guard: str, frame: Any) -> str:
     match = re.match(r"___check_type_id\((.+), \d+\), type=<class '(.+)'>", guard)
     if match:
         value = _read_text(match[1], frame)
-        found = "" if value is _NOTHING else f", found type {_type_name(type(value))}"
+        found = "" if value is _NOTHING else f", found type {type_name(type(value))}"
         return f"{match[1]}: expected type {match[2]}{found}"
     match = re.match(r"___check_obj_id\((.+), \d+\)(?:, type=<class '(.+)'>)?", guard)
     if match:
         value = _read_text(match[1], frame)
-        found = "" if value is _NOTHING else f" of type {_type_name(type(value))}"
+        found = "" if value is _NOTHING else f" of type {type_name(type(value))}"
         kind = f" {match[2]}" if match[2] else ""
         return f"{match[1]}: expected the object{kind} it was compiled with, found another{found}"
     match = re.match(r"tensor '(.+)' requires_grad mismatch", guard)
     if match:
-        value = _read_text(match[1], frame)
-        found = getattr(value, "requires_grad", None)
-        return guard if found is None else f"{guard}, found requires_grad={int(found)}"
+        flag = getattr(_read_text(match[1], frame), "requires_grad", None)
+        return guard if flag is None else f"{guard}, found requires_grad={int(flag)}"
     if guard.startswith("GLOBAL_STATE changed: grad_mode"):
         import torch
 
-        found = torch.is_grad_enabled()
-        return f"GLOBAL_STATE changed: grad_mode (expected {not found}, found {found})"
+        mode = torch.is_grad_enabled()
+        return f"GLOBAL_STATE changed: grad_mode (expected {not mode}, found {mode})"
     try:
         tree = ast.parse(guard, mode="eval").body
     except SyntaxError:
@@ -94,29 +85,49 @@ def _explain(guard: str, frame: Any) -> str:
             wanted = ast.unparse(tree.comparators[0])
             if not isinstance(tree.ops[0], (ast.Eq, ast.Is)):
                 wanted = guard.removeprefix(ast.unparse(tree.left)).strip()
-            return f"{guard} (expected {wanted}, found {short(repr(value), 80)})"
+            return f"{guard} (expected {wanted}, found {brief(value)})"
     return guard
+
+
+def _reason(entry: Any, frame: Any, backend: Any) -> str:
+    """Torch's word on why *entry* does not fit *frame*."""
+    from torch._dynamo import guards
+
+    manager = entry.guard_manager
+    try:
+        return guards.get_guard_fail_reason(
+            manager, entry.code, frame.f_locals, entry.compile_id, backend, skip_logging=True
+        )
+    except Exception:  # noqa: BLE001 - it evaluates guard text, and knows only its own managers
+        info = manager.root.check_verbose(frame.f_locals)
+        parts = "; ".join(info.verbose_code_parts[:3])
+        return f"{getattr(entry, 'compile_id', '?')}: {parts}"
 
 
 def failed_guards(entries: list[Any], frame: Any, backend: Any) -> list[str]:
     """One line per cache entry: the guard that failed, what it expects and what it found."""
-    from torch._dynamo import guards
-
     lines = []
-    for reason in guards.get_and_maybe_log_recompilation_reasons(
-        entries, frame, backend, skip_logging=True
-    ):
-        line = reason.split("\nUser stack trace:")[0].replace(", actual ", ", found ")
-        line = line.split("  #")[0].strip()
+    for entry in entries:
+        line = _reason(entry, frame, backend).split("\nUser stack trace:")[0]
+        line = line.replace(", actual ", ", found ").split("  #")[0].strip()
         number, colon, guard = line.partition(": ")
         lines.append(short(number + colon + _explain(guard, frame), 300))
     return lines
 
 
+def _entries(args: dict[str, Any]) -> list[Any]:
+    """The compiled versions that torch looked at before this call."""
+    entries = args.get("cache_entries_for_reasons") or args.get("cache_entries")
+    if entries is None:  # torch 2.11 hands over a linked list
+        evaluator: Any = sys.modules["torch._C._dynamo.eval_frame"]
+        entries = evaluator._debug_get_cache_entry_list(args["code"])
+    return list(entries)
+
+
 def _frame(args: dict[str, Any]) -> Trip:
     code = args["code"]
-    entries = args.get("cache_entries_for_reasons") or args.get("cache_entries") or []
     frame = args.get("frame")
+    entries = _entries(args)
     if not entries or frame is None:
         return Trip(code_text(code), "not compiled before", _HINT)
     backend = args["compiler_fn"]
@@ -125,8 +136,8 @@ def _frame(args: dict[str, Any]) -> Trip:
     try:
         why = "; ".join(failed_guards(entries, frame, backend))
     except Exception as error:  # noqa: BLE001 - torch's own report can fail
-        why = f"{len(entries)} compiled versions, none matches ({type(error).__name__}: {error})"
-    why = "recompile: " + (why or f"none of {len(entries)} compiled versions matches")
+        why = f"{len(entries)} compiled versions, none fits ({type(error).__name__}: {error})"
+    why = f"recompile: {why}"
     limit = _limit(args)
     if limit:
         why += f"; {limit} reached: without the gate this would run eager from now on, silently"

@@ -93,7 +93,10 @@ def _trampoline(function: types.FunctionType, door: Any) -> types.CodeType:
         star = rest.pop(0)
         parameters.append(f"**{star}")
         call.append(f"**{star}")
-    source = f"def f({', '.join(parameters)}):\n    return {_MARK!r}.__call__({', '.join(call)})"
+    value = f"{_MARK!r}.__call__({', '.join(call)})"
+    if code.co_flags & inspect.CO_GENERATOR:
+        value = f"(yield from {value})"  # Python 3.13 wants the kind of function to stay
+    source = f"def f({', '.join(parameters)}):\n    return {value}"
     module = compile(source, code.co_filename, "exec", dont_inherit=True)
     made: types.CodeType = next(c for c in module.co_consts if isinstance(c, types.CodeType))
     changes: dict[str, Any] = {
@@ -127,13 +130,20 @@ def _swap_code(function: types.FunctionType, door: Door) -> None:
 
 
 def _owner_of(module: types.ModuleType, path: str) -> tuple[Any, str, Any]:
-    """(owner, attribute name, raw attribute) of *path*. Raises AttributeError."""
+    """(owner, attribute name, raw attribute) of *path*. Raises AttributeError.
+
+    Never asks a module for a name that it does not hold: that could import something.
+    """
     *parents, name = path.split(".")
     owner: Any = module
     for parent in parents:
-        owner = getattr(owner, parent)
+        if parent not in vars(owner):
+            raise AttributeError(f"no attribute {parent!r}")
+        owner = vars(owner)[parent]
     if name in vars(owner):
         return owner, name, vars(owner)[name]
+    if isinstance(owner, types.ModuleType):
+        raise AttributeError(f"no attribute {name!r}")
     return owner, name, inspect.getattr_static(owner, name)
 
 

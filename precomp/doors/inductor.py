@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from precomp.doors import Door, Trip, fixed, frame_locals, graph_text, short
+from precomp.doors import Door, Trip, cache_dir, fixed, frame_locals, graph_text, short
 
 _HINT = "run it once before the gate, or capture this case"
 _INDUCTOR = "torch._inductor"
@@ -26,19 +26,13 @@ def _cache_answer() -> str:
     if state == "bypass":
         reason = info.get("cache_bypass_reason", "unknown reason")
         return f"FxGraphCache bypassed ({reason})"
-    return f"FxGraphCache {state}: key {key}, looked in {_cache_dir()}"
-
-
-def _cache_dir() -> str:
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    return str(cache_dir())
+    return f"FxGraphCache {state}: key {key}, looked in {cache_dir()}"
 
 
 def _fx_lookup(args: dict[str, Any]) -> Trip:
     return Trip(
         f"FxGraphCache entry {args['key']}",
-        f"looked up in {_cache_dir()}: not loaded in this process before",
+        f"looked up in {cache_dir()}: not loaded in this process before",
         _HINT,
     )
 

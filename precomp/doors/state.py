@@ -106,7 +106,7 @@ def _tuning() -> list[str]:
         found.append("torch.backends.cudnn.benchmark times algorithms in C++: set it to False")
     enabled = getattr(core, "_cuda_tunableop_is_enabled", None)
     tuning = getattr(core, "_cuda_tunableop_tuning_is_enabled", None)
-    if enabled and tuning and _cuda_torch() is not None and enabled() and tuning():
+    if enabled and tuning and enabled() and tuning() and _cuda_torch() is not None:
         found.append("TunableOp tunes in C++: call torch.cuda.tunable.tuning_enable(False)")
     return found
 

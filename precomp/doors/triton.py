@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from precomp.doors import Door, Trip, short
+from precomp.doors import Door, Trip, brief, short
 
 _HINT = "launch it once before the gate with such arguments, or capture it"
 
@@ -16,7 +16,7 @@ def _signature(names: list[str], signature: dict[str, Any], attrs: Any, constant
         text = str(signature.get(name, ""))
         constant = (constants or {}).get((index,))
         if text == "constexpr" or constant is not None:
-            text = f"constexpr {constant!r}"
+            text = f"constexpr {brief(constant)}"
         attribute = (attrs or {}).get((index,))
         if attribute:
             text += " " + " ".join(f"{key}={value}" for key, value in attribute)
@@ -91,11 +91,13 @@ def _bench(args: dict[str, Any]) -> Trip:
     tuner = args["self"]
     function = getattr(tuner, "base_fn", None) or tuner.fn
     keys = list(tuner.cache)[:3]
-    values = {name: short(value, 40) for name, value in (tuner.nargs or {}).items()}
-    key = {name: values[name] for name in getattr(tuner, "keys", ()) if name in values}
+    values = tuner.nargs or {}
+    key = ", ".join(
+        f"{name}={brief(values[name])}" for name in getattr(tuner, "keys", ()) if name in values
+    )
     return Trip(
         f"@triton.autotune of {getattr(function, '__name__', function)}",
-        f"no best config for key {key}; tuned so far: {keys or 'nothing'}",
+        f"no best config for key ({key}); tuned so far: {brief(keys) if keys else 'nothing'}",
         "tune it before the gate, or capture the choice",
     )
 

@@ -19,7 +19,8 @@ Steps = tuple[tuple[str, Any], ...]
 
 # id of code -> (code, steps), and what of the module it was made from
 _indexes: dict[str, tuple[int, dict[int, tuple[types.CodeType, Steps]]]] = {}
-_files: tuple[int, dict[str, list[str]]] = (0, {})
+# source file -> names of its modules; checked on use, made anew when it misses one
+_files: dict[str, list[str]] = {}
 
 
 def find(code: types.CodeType, hint: str | None = None) -> tuple[str, Steps] | None:
@@ -75,18 +76,28 @@ def _candidates(code: types.CodeType, hint: str | None) -> list[str]:
 
 
 def _modules_of_file(filename: str) -> list[str]:
+    """Names of the loaded modules of a source file, importable names first."""
     global _files
-    if _files[0] != len(sys.modules):
+    if filename.startswith("<"):
+        return []
+    path = os.path.abspath(filename)
+    names = [name for name in _files.get(path, ()) if _file_of(name) == path]
+    if not names:
         table: dict[str, list[str]] = {}
-        for name, module in list(sys.modules.items()):
-            path = vars(module).get("__file__") if isinstance(module, types.ModuleType) else None
-            if isinstance(path, str):
-                table.setdefault(os.path.abspath(path), []).append(name)
+        for name in list(sys.modules):
+            table.setdefault(_file_of(name), []).append(name)
         # A script that is also imported: its importable name first.
-        for names in table.values():
-            names.sort(key=lambda name: (name == "__main__", name))
-        _files = (len(sys.modules), table)
-    return _files[1].get(os.path.abspath(filename), [])
+        for found in table.values():
+            found.sort(key=lambda name: (name == "__main__", name))
+        _files = table
+        names = _files.get(path, [])
+    return names
+
+
+def _file_of(name: str) -> str:
+    module = sys.modules.get(name)
+    path = vars(module).get("__file__") if isinstance(module, types.ModuleType) else None
+    return os.path.abspath(path) if isinstance(path, str) else ""
 
 
 def _walk(module: types.ModuleType) -> Iterator[tuple[int, tuple[types.CodeType, Steps]]]:

@@ -119,9 +119,11 @@ QUERIES = frozenset(
 )
 
 _ROOT = 0
+_IMPLIED = "implied"  # a node whose guards another accessor already makes sure of
 _RELATIONS_TEXT = "identity relations of objects"
 _ID = re.compile(r"0x[0-9a-f]{6,}")
 _NUMBER = re.compile(r"(?<![\w.])\d{6,}(?![\w.])|(?<=_)\d{6,}(?=_c)")
+_DICT_VERSION = re.compile(r"^(___dict_version\(.+\)) == \d+$")
 _COMPILE_ID = re.compile(r"(?<=_ID_c)\[?\d+/\d+(_\d+)?\]?")
 
 # Dynamo's own modules whose content a user may set: guards on them are kept.
@@ -216,7 +218,9 @@ class _Tree:
         self.numbers = {id(root): _ROOT}
         self.ops: list[tuple[Any, ...]] = []
         self.problems: list[str] = []
-        self.constant: dict[int, str] = {}  # node -> the module of Dynamo it is in
+        self.constant: dict[int, str] = {}  # node -> the module of Dynamo it is in, or _IMPLIED
+        self.replaced: set[tuple[int, str]] = set()  # (node, kind) that a function stands for
+        self.registries: set[int] = set()  # nodes that hold the registry of pytree nodes
         self.globals_node: int | None = None
         self.stable: dict[str, str] = {}  # texts that depend on hashing -> without that
         self.tls: tuple[int, int] | None = None
@@ -230,7 +234,8 @@ class _Tree:
         return number
 
     def is_dict_manager(self, number: int) -> bool:
-        return isinstance(self.wrappers[number], torch_api.serve().DictGuardManager)
+        dict_manager = torch_api.serve().DictGuardManager
+        return number not in self.registries and isinstance(self.wrappers[number], dict_manager)
 
     def source(self, number: int) -> str:
         return "the frame" if number == _ROOT else str(self.wrappers[number].get_source())
@@ -323,7 +328,8 @@ class GuardRecorder:
     def _refuse(self, name: str, manager: Any) -> None:
         if not self._off:
             tree, node = self._tree(manager)
-            tree.problems.append(f"{tree.source(node)}: {REFUSED[name]}")
+            where = "" if name.startswith("mark") else f"{tree.source(node)}: "
+            tree.problems.append(f"{where}{REFUSED[name]}")
 
     def _manager(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any
@@ -343,11 +349,19 @@ class GuardRecorder:
             tree.constant[node] = tree.constant[parent]
         elif isinstance(example, types.ModuleType) and _is_dynamo(example.__name__):
             tree.constant[node] = example.__name__
+        elif parent in tree.registries and name == "get_key_manager":
+            tree.constant[node] = _IMPLIED
         if node in tree.constant:
             return
+        key_value = given.get(key_name) if key_name else None
+        if parent in tree.registries and name == "get_value_manager":
+            # Read by key: types that other libraries register may come in between.
+            name, key_value = "dict_getitem_manager", list(torch_api.capture().supported_nodes)[key_value]
+        if example is torch_api.capture().supported_nodes:
+            tree.registries.add(node)
         try:
-            key = self._key(tree, name, given.get(key_name) if key_name else None)
-            category = self._example(made, example)
+            key = self._key(tree, name, key_value)
+            category = "d" if node in tree.registries else self._example(made, example)
             if name == "set_getitem_manager":
                 _refuse_hashed(example)
         except Unsupported as error:
@@ -382,6 +396,8 @@ class GuardRecorder:
         tree, node = self._tree(args[0])
         values = args[1:]
         where = tree.constant.get(node)
+        if where == _IMPLIED and name == "add_id_match_guard":
+            return
         if where is not None:
             self._check_constant(tree, node, name, values, where)
             return
@@ -390,7 +406,8 @@ class GuardRecorder:
         if name in ("add_tensor_match_guard", "add_dispatch_key_set_guard"):
             self._note_dispatch_keys(tree)
         out: list[Any] = []
-        for letter, value in zip(LEAVES[name], values, strict=True):
+        letters = LEAVES[name]
+        for letter, value in zip(letters, values, strict=True):
             if letter == "u":
                 continue
             try:
@@ -405,6 +422,11 @@ class GuardRecorder:
             name = "add_lambda_guard"
         elif out and type(out[0]) is tuple and out[0][:1] == ("late",):
             name = "add_lambda_guard"
+        if name == "add_lambda_guard" and LEAVES[name] != letters:
+            # torch keeps the first guard of a kind on a node, but all lambda guards.
+            if (node, letters) in tree.replaced:
+                return
+            tree.replaced.add((node, letters))
         tree.ops.append((name, node, tuple(out)))
 
     def _note_dispatch_keys(self, tree: _Tree) -> None:
@@ -435,7 +457,7 @@ class GuardRecorder:
         if letter == "d":
             if value is not torch_api.capture().supported_nodes:
                 raise Unencodable("the version of a dict (DICT_VERSION)")
-            return ("nodes", sort_encoded(map(encode, value)))
+            return ("nodes", _encode_nodes(value))
         return self._identity(name, value)
 
     def _identity(self, name: str, number: int) -> Any:
@@ -619,6 +641,14 @@ class GuardRecorder:
 
 
 # ------------------------------------------------------------------ helpers
+
+
+def _encode_nodes(registry: Any) -> Encoded:
+    kinds = sort_encoded(map(encode, registry))
+    for kind in kinds:
+        if kind[0] not in ("P", "PF"):
+            raise Unencodable(f"a pytree node type without a module: {kind}")
+    return kinds
 
 
 def _holds_set(value: Any) -> bool:
@@ -808,6 +838,7 @@ def _canonical_text(text: str, tree: _Tree, objects: dict[int, Any]) -> str:
     source line."""
     text = tree.stable.get(text, text)
     text = text.partition("  # ")[0].rstrip()
+    text = _DICT_VERSION.sub(r"\1 is unchanged", text)
     text = _ID.sub("0x", text)
     text = _NUMBER.sub(lambda match: "ID" if int(match[0]) in objects else match[0], text)
     return _COMPILE_ID.sub("", text)
@@ -964,14 +995,20 @@ def _compare(tree: _Tree, original: Any, rebuilt: Any) -> None:
         where = "the frame" if node == _ROOT else str(a.get_source())
         if node < 0:
             raise Unsupported(f"{where}: a guard that was not recorded")
-        if type(a) is not type(b) or (
+        registry = node in tree.registries
+        if (type(a) is not type(b) and not registry) or (
             node != _ROOT and a.is_guarded_value_immutable() != b.is_guarded_value_immutable()
         ):
             raise Unsupported(f"{where}: the rebuilt guard manager is of another kind")
-        _compare_leaves(where, _leaves(a), _leaves(b), replaced.get(node, Counter()))
+        theirs_here = _leaves(b)
+        if registry:  # torch's dict manager checks the type without a leaf
+            theirs_here = [leaf for leaf in theirs_here if leaf[0] != "TYPE_MATCH"]
+        _compare_leaves(where, _leaves(a), theirs_here, replaced.get(node, Counter()))
         mine = [(k, c) for k, c in _children(a) if tree.numbers.get(id(c)) not in tree.constant]
         theirs = _children(b)
-        if [(k, c.get_source()) for k, c in mine] != [(k, c.get_source()) for k, c in theirs]:
+        if [("" if registry else k, c.get_source()) for k, c in mine] != [
+            ("" if registry else k, c.get_source()) for k, c in theirs
+        ]:
             raise Unsupported(f"{where}: the rebuilt guard manager has other accessors")
         todo += [(x, y) for (_, x), (_, y) in zip(mine, theirs, strict=True)]
     before = [tuple(leaf.verbose_code_parts()) for leaf in original.get_epilogue_lambda_guards()]

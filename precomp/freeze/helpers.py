@@ -90,7 +90,7 @@ class _Source:
 
     def __init__(self, module: str) -> None:
         self.module: Any = importlib.import_module(module)
-        self.path: str = self.module.__spec__.origin
+        self.path = str(self.module.__file__)
         with open(self.path, encoding="utf-8") as file:
             self.text = file.read()
         self.bound: dict[str, ast.stmt] = {}
@@ -101,6 +101,12 @@ class _Source:
             if isinstance(node, ast.ImportFrom) and node.module == "__future__":
                 for alias in node.names:
                     self.flags |= getattr(__future__, alias.name).compiler_flag
+        self.imports = [
+            node
+            for node in self.tree.body
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+            and getattr(node, "module", "") != "__future__"
+        ]
         self._scan(self.tree.body)
 
     def _scan(self, body: list[ast.stmt]) -> None:
@@ -157,7 +163,9 @@ class _Source:
             # dataclasses looks up string annotations in sys.modules, where the module is not.
             node = _Plain().visit(copy.deepcopy(node))
             flags &= ~__future__.annotations.compiler_flag
-        tree = ast.Module([node], [])
+        # CPython compiles calls of imported names in another way: show it the imports, unused.
+        unused = ast.If(ast.Constant(False), [*self.imports, ast.Pass()], [])
+        tree = ast.fix_missing_locations(ast.Module([unused, node], []))
         return compile(tree, self.path, "exec", flags=flags, dont_inherit=True)
 
 

@@ -14,6 +14,9 @@ The record (all values plain data, see docs/internals.md section 2):
     Number of arguments.
 ``disable_autocast``
     Graphs were compiled under autocast and run with autocast disabled.
+``forward_aligned``
+    ``(argument, write back)`` of arguments of the forward graph that are cloned when their address
+    is not a multiple of 16; a clone is copied back if the graph writes to it.
 ``version_bumps``
     Arguments that the graph itself changes and whose version counter autograd has to see move.
 ``mutated``
@@ -54,6 +57,8 @@ Training only:
     Deterministic mode when the forward was compiled; False refuses a deterministic backward.
 ``donated``
     The backward graph reuses memory of saved tensors; refused with retain_graph.
+``backward_aligned``
+    As ``forward_aligned``, for the arguments of the backward graph.
 
 Split only (DDPOptimizer cuts one Dynamo graph into several):
 
@@ -161,6 +166,7 @@ class PlanRecorder:
             if any(isinstance(x, (list, tuple, dict)) for x in example_inputs):
                 reasons.append("inputs that are containers (compiled autograd)")
             source = GraphSource(name, reasons)
+            self._local.finished = None
             with self._collecting(source):
                 compiled = original(graph, gm, example_inputs)
             self._local.finished = source
@@ -270,7 +276,8 @@ class PlanRecorder:
             plan.reasons.extend(source.reasons)
             return result
 
-        return bw_compiler
+        # backward() may run inside a compiled region: Dynamo must not compile our frames.
+        return torch.compiler.disable(bw_compiler)
 
     # -- pending sources
 
@@ -283,7 +290,6 @@ class PlanRecorder:
         local = self._local
         if not hasattr(local, "stack"):
             local.stack = []
-        local.finished = None
         local.stack.append(source)
         try:
             yield
@@ -386,12 +392,17 @@ def _graph_reasons(graph: Any, kwargs: Any, api: Any) -> list[str]:
         reasons.append("torch._inductor.config.cpp_wrapper is on")
     if graph._wrap_compiled_regions:
         reasons.append("torch._inductor.config.wrap_inductor_compiled_regions is on")
-    checked = graph.inputs_to_check
-    if graph._defers_input_alignment:
-        checked = [i for i in checked if i in graph.mutated_input_idxs]
-    if checked:
-        reasons.append("inputs that must be copied when misaligned")
     return reasons
+
+
+def _aligned(graph: Any) -> tuple[tuple[int, bool], ...]:
+    """Arguments of *graph* that its code does not align itself, and whether it writes to them."""
+    mutated = graph.mutated_input_idxs
+    return tuple(
+        (int(i), i in mutated)
+        for i in graph.inputs_to_check
+        if not graph._defers_input_alignment or i in mutated
+    )
 
 
 def plan_reasons(plan: PlanSource, backend: str) -> list[str]:
@@ -433,6 +444,7 @@ def plan_record(plan: PlanSource) -> dict[str, Any]:
         "kind": plan.kind,
         "inputs": len(md.input_info),
         "disable_autocast": plan.disable_autocast,
+        "forward_aligned": _aligned(plan.fw),
         "version_bumps": tuple(bumped),
         "mutated": tuple(
             (
@@ -487,6 +499,8 @@ def _training(plan: PlanSource) -> dict[str, Any]:
         and info.requires_grad_for_backward
     ]
     tangents += range(n_mutated + n_outputs, n_mutated + n_outputs + md.num_intermediate_bases)
+    if len(tangents) != len(md.subclass_tangent_meta):
+        raise Unsupported("tangents that do not match the outputs")
     return {
         "detach": plan.detach,
         "non_differentiable": tuple(
@@ -507,6 +521,7 @@ def _training(plan: PlanSource) -> dict[str, Any]:
         "mutates_in_backward": bool(md.indices_of_inputs_that_requires_grad_with_mutations_in_bw),
         "deterministic": md.deterministic,
         "donated": plan.donated_buffer and md.bw_donated_idxs != [],
+        "backward_aligned": _aligned(plan.bw),
     }
 
 

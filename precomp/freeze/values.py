@@ -58,7 +58,8 @@ def describe(value: Any) -> str:
     kind = type(value)
     if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
         noun = "class" if isinstance(value, type) else "function"
-        return f"{noun} {value.__module__}.{value.__qualname__}"
+        module = value.__module__
+        return f"{noun} {module}.{value.__qualname__}" if module else f"{noun} {value.__qualname__}"
     if isinstance(value, types.CodeType):
         return f"code {value.co_name}"
     if isinstance(value, types.ModuleType):
@@ -191,8 +192,6 @@ def _encode_function(value: types.FunctionType) -> Encoded:
     path = find_path(value)
     if path is None:
         raise Unencodable(f"no module leads to the {describe(value)}")
-    if is_library(path[0]):
-        return ("P", *path, _core.kind_of(value))
     return ("PF", *path, _core.code_digest(value.__code__))
 
 

@@ -64,9 +64,9 @@ class Compiler:
         if isinstance(model, torch.nn.Module):
             return OptimizedModule(model, self)
         if inspect.isclass(model):
-            model.__call__ = self(model.__call__)
+            setattr(model, "__call__", self(model.__call__))  # noqa: B010 - a class attribute
             if issubclass(model, torch.nn.Module):
-                model._call_impl = self(model._call_impl)
+                setattr(model, "_call_impl", self(model._call_impl))  # noqa: B010
             return model
         if not callable(model):
             raise AssertionError(f"A callable function is expected, but {type(model)} is provided.")
@@ -170,8 +170,8 @@ class OptimizedModule(torch.nn.Module):
         self._torchdynamo_wrapper_id = id(self)
         self.get_compiler_config = compiler.config
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         if standin.is_real():
             return torch_api.compiler().OptimizedModule
         return OptimizedModule
@@ -235,9 +235,10 @@ class OptimizedModule(torch.nn.Module):
     def _call_lazy_check(self, *args: Any, **kwargs: Any) -> Any:
         # A lazy module initialises itself in a hook and then is lazy no longer.
         mod = self._orig_mod
-        if hasattr(mod, "_initialize_hook") and callable(getattr(mod, "_infer_parameters", None)):
-            mod._infer_parameters(mod, args, kwargs)
-        return self._forward(*args, **kwargs)
+        infer: Any = getattr(mod, "_infer_parameters", None)
+        if hasattr(mod, "_initialize_hook") and callable(infer):
+            infer(mod, args, kwargs)
+        return self.__dict__["_forward"](*args, **kwargs)
 
     def __dir__(self) -> list[str]:
         inner = self._orig_mod.__dir__()
@@ -304,7 +305,7 @@ def compile(
     Calls that precomp cannot serve (another backend, ``disable=True``, ``isolate_recompiles``,
     ``shapes_spec``, guard filters, an active export) go to torch's own function.
     """
-    arguments = {
+    arguments: dict[str, Any] = {
         "fullgraph": fullgraph,
         "dynamic": dynamic,
         "mode": mode,

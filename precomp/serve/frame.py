@@ -22,6 +22,7 @@ from precomp.errors import CompileViolation
 from precomp.serve import guards, standin
 from precomp.serve import module as modules
 from precomp.serve import plan as plans
+from precomp.serve.kernel import KernelTable
 from precomp.serve.unknown import FileRules, holds_torch, never_converted
 from precomp.sources import source_digests
 
@@ -43,21 +44,20 @@ class Loaded:
         # Entries of one code are tried in the order in which torch compiled them.
         order = dict.fromkeys(digest for rules in self.rules for digest in rules["order"])
         self.frames = [Entry(self, loads(blobs[digest])) for digest in order]
-        self._kernels: dict[str, Any] = {}
+        self.entries = tuple(("kernel", "kernel", digest) for digest in kinds.get("kernel", ()))
+        self.kernel = KernelTable(self)
         self._modules: dict[str, Callable[..., Any]] = {}
         self._plans: dict[str, Callable[..., Any]] = {}
 
-    def load_kernels(self, digests: list[str]) -> None:
-        """Load shared objects that are not loaded yet, in parallel where that helps."""
-        missing = [digest for digest in digests if digest not in self._kernels]
-        loaded = _core.load_kernels([(digest, self.blobs[digest]) for digest in missing], 0)
-        self._kernels.update(zip(missing, loaded, strict=True))
+    def load_kernels(self) -> None:
+        """Load all kernels; their bytes are not needed after that."""
+        self.kernel.load()
+        for _, _, digest in self.entries:
+            self.blobs.pop(digest, None)
 
-    def kernel(self, digest: str) -> Any:
-        """The callable of a kernel entry."""
-        if digest not in self._kernels:
-            self.load_kernels([digest])
-        return self._kernels[digest]
+    def read(self, digest: str) -> bytes:
+        """The bytes of an entry."""
+        return self.blobs[digest]
 
     def module(self, digest: str) -> Callable[..., Any]:
         """The ``call`` function of a module entry."""
@@ -86,6 +86,7 @@ class Entry:
         self.record = record
         self.number = next(self._numbers)
         self.stale: str | None = None
+        self.binds = False  # its guard tree binds to the objects of the first accepted call
 
 
 def relocate(value: Any, old: str, new: str) -> Any:
@@ -95,14 +96,6 @@ def relocate(value: Any, old: str, new: str) -> Any:
     if len(value) >= 2 and value[0] in ("P", "PF", "C", "M") and value[1] == old:
         return (value[0], new, *value[2:])
     return tuple(relocate(item, old, new) for item in value)
-
-
-def binds_objects(tape: dict[str, Any]) -> bool:
-    """Whether the tree of *tape* binds to the objects of the first call that it accepts."""
-    return any(
-        op[0] == "add_epilogue_lambda_guard" and op[2] and op[2][0][0] == "rel"
-        for op in tape["ops"]
-    )
 
 
 class Runtime:
@@ -241,8 +234,10 @@ class Runtime:
         tape = record["tape"]
         if moved:
             tape = {**tape, "ops": relocate(tape["ops"], own, here)}
+        guard_tape = _core.GuardTape(tape)
+        entry.binds = guard_tape.binds
         root, keep = guards.build(
-            _core.GuardTape(tape),
+            guard_tape,
             f_globals,
             standin.twins(),
             standin.enum_type(),
@@ -322,7 +317,7 @@ class Runtime:
         """Serve a second instance whose objects the bound tree of an entry refuses."""
         for number in numbers:
             entry = self.entries.get(number)
-            if entry is None or not binds_objects(entry.record["tape"]):
+            if entry is None or not entry.binds:
                 continue
             built = self.build(number, frame.f_code, frame.f_globals)
             if built is not None and built[0](frame.f_locals):

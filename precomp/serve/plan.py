@@ -55,6 +55,7 @@ def build(
         parts = zip(record["plans"], forward_call, backwards, strict=True)
         return _core.SplitPlan(record["program"], tuple(build(*part) for part in parts))
     torch_api.serve()
+    assert callable(forward_call) and not isinstance(backward_call, Sequence)
     plan = _core.Plan(resolve(record), forward_call, backward_call)
     if record["kind"] == "training":
         _bind_function(plan)

@@ -24,7 +24,7 @@ from precomp import torch_api
 from precomp.errors import PrecompError
 from precomp.serve.standin_beside import Beside
 from precomp.serve.standin_build import Builder, pass_over, skip_code
-from precomp.serve.standin_engine import LOADING, REAL, STANDIN, Finder, Package, import_lock
+from precomp.serve.standin_engine import LOADING, REAL, Finder, Package, import_lock
 from precomp.serve.standin_names import Written
 
 Key = tuple[str, str]
@@ -63,6 +63,7 @@ class _Lazy:
         )
         homes = {module for module, _ in (*records, *self.builder.written)}
         common: dict[str, Any] = {
+            "compiler": (DYNAMO, INDUCTOR),
             "path": list(torch.__path__),
             "alone": table.STANDIN_ALONE,
             "listed": table.STANDIN_LISTED,
@@ -70,15 +71,32 @@ class _Lazy:
             "offers": self.offers,
         }
         self.dynamo = Package(
-            DYNAMO, on_create=self.created, on_real=self.became_real, blocked=is_real, **common
+            DYNAMO,
+            first=None,
+            on_create=self.created,
+            on_real=self.became_real,
+            blocked=is_real,
+            before_real=self.dynamo_comes,
+            **common,
         )
         self.inductor = Package(
-            INDUCTOR, on_create=_nothing, on_real=_nothing, blocked=self.dynamo_is_coming, **common
+            INDUCTOR,
+            first=self.dynamo,
+            on_create=_nothing,
+            on_real=_nothing,
+            blocked=self.dynamo_is_there,
+            before_real=_nothing,
+            **common,
         )
         self.finder = Finder([self.dynamo, self.inductor])
 
-    def dynamo_is_coming(self) -> bool:
-        return self.dynamo.state != STANDIN or is_real()
+    def dynamo_is_there(self) -> bool:
+        return self.dynamo.state == REAL or (not self.dynamo.homes and is_real())
+
+    def dynamo_comes(self) -> None:
+        # A thread that imports torch._inductor.config meanwhile must find its parent, or it would
+        # wait for the parent's lock while the thread that materialises waits for that of config.
+        importlib.import_module(INDUCTOR)
 
     def owned(self, module: str) -> bool:
         """True when *module* belongs to a package that is still a stand-in."""

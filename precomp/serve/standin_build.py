@@ -163,6 +163,8 @@ class Builder:
         if kind == "import":
             value = self.built[key] = self._import(record[1], record[2])
             return value
+        if kind not in ("fn", "stmt", "const"):
+            raise ArtifactError(f"helper record of {module}.{name}: unknown kind {kind!r}")
         space = self.space(module)
         path = os.path.join(_ROOT, *record[1].split("/"))
         code = unpack_code(record[2], path)
@@ -173,12 +175,10 @@ class Builder:
             vars(value).update(attributes)
             self.built[key] = space[name] = value
             self._bind(space, names)
-        elif kind in ("stmt", "const"):
+        else:
             self._bind(space, record[3])
             exec(code, space)
             value = self.built[key] = space[name]
-        else:
-            raise ArtifactError(f"helper record of {module}.{name}: unknown kind {kind!r}")
         if module not in self._observed:
             skip_code(code, recursive=True)
         return value

@@ -8,7 +8,7 @@ before (*homes*) become real the same way.
 Locks. Everything runs under Python's own import locks, so that concurrent imports see what they see
 for any module. Two rules keep them free of dead-locks: the package becomes real under the module
 lock of the package, and no thread waits for that while it holds the lock of a submodule. For the
-second, ``find_spec`` releases the lock of the submodule that it is asked for, and takes it again.
+second, the loader of a submodule releases the lock of the submodule and takes it again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from precomp import torch_api
@@ -46,17 +47,19 @@ def import_lock(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _unlocked(name: str) -> Iterator[None]:
-    """Give up the import lock of module *name*, which this thread may hold, for a while."""
-    lock = _bootstrap._get_module_lock(name)
-    held = 0
-    while lock.owner == threading.get_ident():
-        lock.release()
-        held += 1
+def _unlocked(prefixes: tuple[str, ...]) -> Iterator[None]:
+    """Give up all import locks that this thread holds of modules under *prefixes*, for a while."""
+    me = threading.get_ident()
+    held = []
+    for name, reference in list(_bootstrap._module_locks.items()):
+        lock = reference()
+        while name.startswith(prefixes) and lock is not None and lock.owner == me:
+            lock.release()
+            held.append(lock)
     try:
         yield
     finally:
-        for _ in range(held):
+        for lock in reversed(held):
             lock.acquire()
 
 
@@ -72,11 +75,11 @@ def _import_weather() -> Iterator[None]:
         api.set_eval_frame(prior)
 
 
-def _real_spec(name: str, path: Sequence[str]) -> Spec:
-    spec = importlib.machinery.PathFinder.find_spec(name, path)
-    if spec is None or spec.loader is None:
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-    return spec
+def _like(spec: Spec, loader: importlib.abc.Loader) -> Spec:
+    """A spec for the same file with another loader."""
+    made = Spec(spec.name, loader, origin=spec.origin)
+    made.submodule_search_locations = spec.submodule_search_locations
+    return made
 
 
 def _dress(module: types.ModuleType, spec: Spec) -> None:
@@ -93,52 +96,74 @@ def _dress(module: types.ModuleType, spec: Spec) -> None:
         contents["__path__"] = list(spec.submodule_search_locations)
 
 
-class _Known(importlib.abc.Loader):
-    """Loader for a module that a look-up has already loaded: hands out that very module."""
+class _StandIn(importlib.abc.Loader):
+    """Loader that makes a stand-in."""
 
-    def __init__(self, module: types.ModuleType) -> None:
-        self.module = module
-        self.spec: Any = module.__spec__
-        if isinstance(self.spec.loader, _Known):
-            self.spec = self.spec.loader.spec
+    def __init__(self, package: Package) -> None:
+        self.package = package
 
     def create_module(self, spec: Spec) -> types.ModuleType:
-        return self.module
+        # The home must exist before the module is in sys.modules.
+        return self.package.make(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        module.__spec__ = self.spec
+        self.package.made(module)
+
+
+class _Real(importlib.abc.Loader):
+    """Loader of a submodule that needs the real package, or is a part of it that gets real.
+
+    Making the package real must not happen in ``find_spec``: Python calls it under the global
+    import lock.
+    """
+
+    def __init__(self, package: Package, spec: Spec) -> None:
+        self.package = package
+        self.spec = spec
+        self.execute: Callable[[types.ModuleType], None] | None = None
+
+    def create_module(self, spec: Spec) -> types.ModuleType:
+        name = spec.name
+        package = self.package
+        if package.first is not None and package.first.thread == threading.get_ident():
+            # The modules that this thread is in the middle of stay locked.
+            package.become_real(name)
+        elif package.thread != threading.get_ident():
+            with _unlocked(package.compiler):
+                package.become_real(name)
+        module = sys.modules.get(name)
+        if module is not None:  # the package has imported it
+            self.spec = module.__spec__ or self.spec
+            return module
+        home = package.homes.get(name)
+        if home is not None and not home.real:
+            self.execute = lambda module: home.execute()
+            return home.module
+        loader: Any = self.spec.loader
+        self.execute = loader.exec_module
+        return importlib.util.module_from_spec(self.spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        if self.execute is not None:
+            self.execute(module)
+        vars(module).update(__spec__=self.spec, __loader__=self.spec.loader)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.spec.loader, name)
 
 
-class _InPlace(importlib.abc.Loader):
-    """Loader that executes the real file in the stand-in's module object."""
+class _Reload(importlib.abc.Loader):
+    """Loader for ``importlib.reload`` of a stand-in package: makes it real."""
 
-    def __init__(self, home: Home) -> None:
-        self.home = home
+    def __init__(self, package: Package) -> None:
+        self.package = package
 
     def create_module(self, spec: Spec) -> types.ModuleType:
-        return self.home.module
+        return sys.modules[spec.name]
 
     def exec_module(self, module: types.ModuleType) -> None:
-        self.home.execute()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.home.spec.loader, name)
-
-
-class _Create(importlib.abc.Loader):
-    """Loader of a stand-in package or submodule."""
-
-    def __init__(self, fill: Callable[[types.ModuleType], None]) -> None:
-        self.fill = fill
-
-    def create_module(self, spec: Spec) -> None:
-        return None
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        self.fill(module)
+        self.package.become_real("reload")
+        _dress(module, self.package.spec)
 
 
 class Home:
@@ -150,15 +175,20 @@ class Home:
         self.name = spec.name
         self.spec = spec
         self.real = False
+        self.offered: dict[str, Any] = {}
         _dress(module, spec)
-        self.offered = package.offers(self.name)
 
         def __getattr__(name: str) -> Any:
             return self.lookup(name)
 
         skip_code(__getattr__.__code__, recursive=True)
         self._getattr = __getattr__
-        vars(module).update(self.offered, __getattr__=__getattr__)
+
+    def fill(self) -> None:
+        """Give the module what the stand-in offers."""
+        _dress(self.module, self.spec)
+        self.offered = self.package.offers(self.name)
+        vars(self.module).update(self.offered, __getattr__=self._getattr)
 
     def lookup(self, name: str) -> Any:
         """An attribute that the module object does not have (yet)."""
@@ -171,7 +201,7 @@ class Home:
             if found is not None:
                 return found
             package.become_real(full)
-        elif package.state == LOADING and package.thread != threading.get_ident():
+        elif package.is_loading_elsewhere():
             package.wait()
         contents = vars(self.module)
         if name in contents:
@@ -203,16 +233,21 @@ class Home:
 class Package:
     """A package of torch that is a stand-in until needed.
 
+    *first*: the package that becomes real before this one, so that threads take their locks in one
+    order; *compiler*: prefixes of all module names whose locks nobody keeps while waiting.
     *alone*: submodules whose real file is loaded without making the package real.
     *listed*: submodules that may be imported as stand-ins. *offers* gives the names of a home,
     *hidden*: submodules that have names to offer, but only as an attribute of the package, not by
     import. *on_create* runs when the stand-in appears, *on_real* at the end of materialising; what
-    it puts into ``errors`` is raised afterwards. *blocked* tells that no stand-in may appear now.
+    it puts into ``errors`` is raised afterwards. *blocked* tells that no stand-in may appear any
+    more. *before_real* runs before anything is locked.
     """
 
     def __init__(
         self,
         name: str,
+        first: Package | None,
+        compiler: tuple[str, ...],
         path: list[str],
         alone: frozenset[str],
         listed: frozenset[str],
@@ -221,9 +256,15 @@ class Package:
         on_create: Callable[[], None],
         on_real: Callable[[], None],
         blocked: Callable[[], bool],
+        before_real: Callable[[], None],
     ) -> None:
         self.name = name
-        self.spec = _real_spec(name, path)
+        self.first = first
+        self.compiler = compiler
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        self.spec = spec
         self.path: list[str] = list(self.spec.submodule_search_locations or ())
         self.alone = alone
         self.listed = listed
@@ -232,6 +273,7 @@ class Package:
         self.on_create = on_create
         self.on_real = on_real
         self.blocked = blocked
+        self.before_real = before_real
         self.state = STANDIN
         self.thread = 0
         self.why: str | None = None
@@ -242,54 +284,49 @@ class Package:
 
     def find_spec(self, name: str) -> Spec | None:
         """The spec for the package or one of its submodules, None to let Python find it."""
+        if name in self.alone:
+            return None
         if name == self.name:
-            if self.homes and self.state == STANDIN:  # somebody reloads it
-                self.become_real("reload")
-            if self.homes or self.blocked():
+            if not self.homes:
+                return None if self.blocked() else _like(self.spec, _StandIn(self))
+            if self.state != STANDIN:
                 return None
-            return Spec(name, _Create(self._create), is_package=True)
+            return _like(self.spec, _Reload(self))
         if self.name not in self.homes:  # the real package is there without our doing
             return None
-        if self.state == LOADING and self.thread != threading.get_ident():
-            with _unlocked(name):
-                self.wait()
-            if name in sys.modules:
-                return self._known(name)
-        if self.state == LOADING:
-            home = self.homes.get(name)
-            if home is None or home.real:
+        real = None if self.state == REAL else self._real_spec(name)
+        if real is None:
+            return None
+        if not self.is_loading_elsewhere():
+            pending = name in self.homes and not self.homes[name].real
+            if self.state == LOADING and not pending:
                 return None
-            spec = Spec(name, _InPlace(home), origin=home.spec.origin)
-            spec.submodule_search_locations = home.spec.submodule_search_locations
-            return spec
-        if self.state == REAL or name in self.alone:
-            return None
-        if name in self.listed:
-            package = self._real_spec(name).submodule_search_locations is not None
-            return Spec(name, _Create(self._create), is_package=package)
-        with _unlocked(name):
-            self.become_real(name)
-        return self._known(name)
+            if self.state == STANDIN and name in self.listed:
+                return _like(real, _StandIn(self))
+        return _like(real, _Real(self, real))
 
-    def _known(self, name: str) -> Spec | None:
-        module = sys.modules.get(name)
-        if module is None:
-            return None
-        # _find_spec prefers the spec of a module that appeared meanwhile; with its own loader the
-        # file would be executed a second time.
-        spec = Spec(name, _Known(module), is_package=hasattr(module, "__path__"))
-        module.__spec__ = spec
-        return spec
+    def is_loading_elsewhere(self) -> bool:
+        """True while another thread makes the package real."""
+        return self.state == LOADING and self.thread != threading.get_ident()
 
-    def _real_spec(self, name: str) -> Spec:
+    def _real_spec(self, name: str) -> Spec | None:
         parent = name.rpartition(".")[0]
-        return _real_spec(name, self.path if parent == self.name else sys.modules[parent].__path__)
+        path = self.path if parent == self.name else sys.modules[parent].__path__
+        return importlib.machinery.PathFinder.find_spec(name, path)
 
-    def _create(self, module: types.ModuleType) -> None:
-        name = module.__name__
+    def make(self, name: str) -> types.ModuleType:
+        """The module object of a stand-in, with its home."""
         spec = self.spec if name == self.name else self._real_spec(name)
-        self.homes[name] = Home(self, module, spec)
-        if name == self.name:
+        if spec is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        home = Home(self, types.ModuleType(name), spec)
+        self.homes[name] = home
+        return home.module
+
+    def made(self, module: types.ModuleType) -> None:
+        """The stand-in *module* is in sys.modules."""
+        self.homes[module.__name__].fill()
+        if module.__name__ == self.name:
             self.on_create()
 
     def submodule(self, name: str) -> types.ModuleType | None:
@@ -298,11 +335,12 @@ class Package:
             return importlib.import_module(name)
         if name not in self.hidden:
             return None
-        home = self.homes.get(name)
-        if home is None:
-            made = Home(self, types.ModuleType(name), self._real_spec(name))
-            home = self.homes.setdefault(name, made)
-        return home.module
+        with import_lock(name):
+            if self.state == STANDIN and name not in self.homes:
+                self.make(name)
+                self.homes[name].fill()
+            home = self.homes.get(name)
+        return None if home is None else home.module
 
     # ------------------------------------------------------------ real
 
@@ -318,8 +356,11 @@ class Package:
         """
         if self.state == REAL or self.thread == threading.get_ident():
             return
+        if self.first is not None:
+            self.first.become_real(why)
         with _import_weather():
             importlib.import_module(self.name)
+            self.before_real()
             lock = _bootstrap._get_module_lock(self.name)
             try:
                 lock.acquire()
@@ -336,13 +377,18 @@ class Package:
     def _execute(self, why: str) -> None:
         package = self.homes[self.name]
         spec: Any = self.spec
-        loaded = {name: sys.modules.pop(name, None) for name in self.homes if name != self.name}
         attributes = {}
-        for name in loaded:
-            parent, _, child = name.rpartition(".")
-            if parent in self.homes:
-                attributes[parent, child] = vars(self.homes[parent].module).pop(child, None)
-        self.state, self.thread, self.why = LOADING, threading.get_ident(), why
+        with ExitStack() as stack:
+            # No stand-in of a submodule is being made while the state changes.
+            for name in sorted(self.listed | self.hidden):
+                if name.startswith(self.name + "."):
+                    stack.enter_context(import_lock(name))
+            loaded = {name: sys.modules.pop(name, None) for name in self.homes if name != self.name}
+            for name in loaded:
+                parent, _, child = name.rpartition(".")
+                if parent in self.homes:
+                    attributes[parent, child] = vars(self.homes[parent].module).pop(child, None)
+            self.state, self.thread, self.why = LOADING, threading.get_ident(), why
         self.errors.clear()
         spec._initializing = True
         try:
@@ -386,4 +432,4 @@ class Finder(importlib.abc.MetaPathFinder):
         return None
 
 
-pass_over(_Known, _InPlace, _Create, Home, Package, Finder)
+pass_over(_StandIn, _Real, _Reload, Home, Package, Finder)

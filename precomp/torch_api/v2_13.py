@@ -61,6 +61,7 @@ SERVE: dict[str, str] = {
     "view_as_real": "torch:view_as_real",
     "view_as_complex": "torch:view_as_complex",
     "empty_strided": "torch:empty_strided",
+    "foreach_copy_": "torch:_foreach_copy_",
     "FunctionBase": "torch._C:_FunctionBase",
     # module and kernel
     "tensor_data_ptr": "torch._C._dynamo.guards:_torchinductor_pyobject_tensor_data_ptr",
@@ -121,9 +122,7 @@ CAPTURE: dict[str, str] = {
     "inductor_backend": "torch._dynamo.backends.inductor:inductor",
     "compile_fx": "torch._inductor.compile_fx:compile_fx",
     "CompiledFxGraph": "torch._inductor.output_code:CompiledFxGraph",
-    "AOTDispatchAutograd": (
-        "torch._functorch._aot_autograd.runtime_wrappers:AOTDispatchAutograd"
-    ),
+    "AOTDispatchAutograd": "torch._functorch._aot_autograd.runtime_wrappers:AOTDispatchAutograd",
     "RuntimeWrapper": "torch._functorch._aot_autograd.runtime_wrappers:RuntimeWrapper",
     "AOTDedupeWrapper": "torch._functorch._aot_autograd.runtime_wrappers:AOTDedupeWrapper",
     "AOTSyntheticBaseWrapper": (

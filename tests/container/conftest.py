@@ -1,4 +1,4 @@
-"""Fixtures: ``reader``, ``forge``, ``golden``, ``run``, ``shim`` and ``core``."""
+"""Fixtures: ``reader``, ``forge``, ``damage``, ``golden``, ``run``, ``shim`` and ``core``."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ def reader() -> ModuleType:
 @pytest.fixture(scope="session")
 def forge() -> ModuleType:
     return _load("forge")
+
+
+@pytest.fixture(scope="session")
+def damage() -> ModuleType:
+    """test_damage.py, for its tables of faults."""
+    return _load("test_damage")
 
 
 @pytest.fixture(scope="session")

@@ -47,12 +47,16 @@ def file(
     length: int | None = None,
     size: int | None = None,
     digest: bytes | None = None,
-    reserved: bytes = bytes(56),
+    header_digest: bytes | None = None,
+    reserved: bytes = bytes(24),
     magic: bytes = MAGIC,
     filler: bytes = b"\0",
     tail: bytes = b"",
 ) -> bytes:
-    """A file with this manifest and these stored blobs; header fields can be overridden."""
+    """A file with this manifest and these stored blobs; header fields can be overridden.
+
+    The checksum of the header fits the overridden fields, unless it is overridden too.
+    """
     body = b""
     for blob in stored:
         body += blob
@@ -67,6 +71,7 @@ def file(
         at + len(manifest) if size is None else size,
     )
     header += hashlib.sha256(manifest).digest() if digest is None else digest
+    header += hashlib.sha256(header).digest() if header_digest is None else header_digest
     return header + reserved + body + manifest + tail
 
 

@@ -161,8 +161,9 @@ def check_manifest(manifest: dict[str, Any]) -> None:
 
 
 def read(data: bytes) -> Content:
-    need(len(data) >= HEADER, "shorter than a header")
     need(data[:8] == MAGIC, "magic")
+    need(len(data) >= HEADER, "shorter than a header")
+    need(hashlib.sha256(data[:72]).digest() == data[72:104], "header_sha256")
     version, flags, offset, length, size = struct.unpack_from("<IIQQQ", data, 8)
     if version != 1:
         raise BadVersion(f"version {version}")
@@ -171,7 +172,7 @@ def read(data: bytes) -> Content:
     need(size == len(data), "file_length")
     need(length <= 16 << 20, "manifest_length")
     need(offset + length == size and offset >= HEADER, "manifest_offset")
-    need(data[72:HEADER] == bytes(HEADER - 72), "reserved")
+    need(data[104:HEADER] == bytes(HEADER - 104), "reserved")
     need(hashlib.sha256(data[offset:]).digest() == data[40:72], "manifest_sha256")
     manifest = parse_manifest(data[offset:])
     check_manifest(manifest)

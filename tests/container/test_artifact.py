@@ -88,15 +88,18 @@ def test_errors_of_the_file_system_stay_what_they_are(tmp_path):
 def test_damage_is_an_artifact_error_that_names_the_file(tmp_path):
     path = write(tmp_path / "a.precomp")
     data = bytearray(path.read_bytes())
-    data[8] = 9
-    path.write_bytes(data)
-    with pytest.raises(ArtifactVersionError, match=r"a\.precomp: header: format version 9"):
-        Artifact.open(path)
-    data[8] = 1
     data[128] ^= 1
     path.write_bytes(data)
     with pytest.raises(ArtifactCorruptError, match=r'a\.precomp: entry frame "f"'):
         Artifact.open(path).verify()
+    data[8] = 9
+    path.write_bytes(data)
+    with pytest.raises(ArtifactCorruptError, match=r"a\.precomp: header: its sha256 differs"):
+        Artifact.open(path)
+    data[72:104] = hashlib.sha256(data[:72]).digest()
+    path.write_bytes(data)
+    with pytest.raises(ArtifactVersionError, match=r"a\.precomp: header: format version 9"):
+        Artifact.open(path)
     assert issubclass(ArtifactCorruptError, ArtifactError) and issubclass(ArtifactError, ValueError)
 
 
@@ -207,15 +210,33 @@ def test_the_number_of_threads_may_differ(tmp_path):
     assert len({artifact.digest for artifact in merged}) == 1
 
 
-def test_merging_refuses_other_rules_by_name(tmp_path):
+def test_merging_merged_artifacts_lists_each_number_of_threads_once(tmp_path):
+    paths = [
+        write(tmp_path / count, environment={**ENVIRONMENT, "threads": count})
+        for count in ("16", "2", "8")
+    ]
+    pairs = [
+        Artifact.merge(pair, tmp_path / f"pair{i}").path
+        for i, pair in enumerate([paths[:2], paths[1:], paths[::2]])
+    ]
+    for parts in (pairs, [pairs[0], paths[2]], [paths[1], *pairs], paths):
+        merged = Artifact.merge(parts, tmp_path / "out")
+        assert merged.environment == {**ENVIRONMENT, "threads": "2 or 8 or 16"}
+
+
+def test_merging_keeps_the_rules_of_all(tmp_path):
     a = write(tmp_path / "a")
-    b = write(tmp_path / "b", [("rules", "rules", b"other rules")])
-    with pytest.raises(
-        ArtifactError, match="merge: entry rules 'rules' of .*b .* differs from"
-    ) as caught:
-        Artifact.merge([a, b], tmp_path / "out")
-    assert digest(b"rules") in str(caught.value) and digest(b"other rules") in str(caught.value)
-    assert not (tmp_path / "out").exists()
+    b = write(tmp_path / "b", [("frame", "g", b"g"), ("rules", "rules", b"other rules")])
+    c = write(tmp_path / "c", [("frame", "h", b"h"), ("rules", "rules", b"rules")])
+    orders = list(itertools.permutations([a, b, c]))
+    merged = [Artifact.merge(order, tmp_path / f"m{i}") for i, order in enumerate(orders)]
+    for artifact in merged:
+        rules = [entry for entry in artifact.entries if entry.kind == "rules"]
+        assert {artifact.read(entry.digest) for entry in rules} == {b"rules", b"other rules"}
+        assert [entry.name for entry in rules] == ["rules", "rules"]
+        assert len(artifact.load_all(kinds=["rules"])) == 2
+    assert len({artifact.digest for artifact in merged}) == 1
+    assert not merged[0].diff(Artifact.merge([merged[0].path, a], tmp_path / "again"))
 
 
 def test_merging_nothing_and_damaged_files_is_refused(tmp_path):

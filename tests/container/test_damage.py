@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
 import struct
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,18 +42,40 @@ def test_every_truncation_is_noticed_on_open(sample, tmp_path):
             _core.Artifact(path)
 
 
-def test_every_flipped_bit_is_noticed(sample, tmp_path):
+def flips(path: Path, data: bytes, bits: Iterable[int]) -> Iterator[int]:
+    """Writes *data* with one bit flipped to *path*, for each of *bits*."""
+    path.write_bytes(data)
+    with open(path, "r+b", buffering=0) as file:
+        for bit in bits:
+            at = bit // 8
+            os.pwrite(file.fileno(), bytes([data[at] ^ 1 << bit % 8]), at)
+            yield bit
+            os.pwrite(file.fileno(), data[at : at + 1], at)
+
+
+def check_damage(path: Path) -> None:
+    with pytest.raises(ArtifactCorruptError):
+        use(path)
+    with pytest.raises(ArtifactCorruptError):
+        _core.Artifact(path).verify()
+
+
+def test_every_flipped_bit_of_a_small_file_is_damage(golden, reader, tmp_path):
+    path = tmp_path / "a.precomp"
+    data = (golden / "one_entry.v1").read_bytes()
+    for _ in flips(path, data, range(8 * len(data))):
+        check_damage(path)
+        with pytest.raises(reader.Refused) as caught:
+            reader.read(path.read_bytes())
+        assert not isinstance(caught.value, reader.BadVersion)
+
+
+def test_flipped_bits_of_a_file_with_frames_and_kernels_are_damage(sample, tmp_path):
     path = tmp_path / "a.precomp"
     chance = random.Random(2)
     places = [*range(160), *chance.sample(range(160, len(sample)), 900)]
-    for at in places:
-        damaged = bytearray(sample)
-        damaged[at] ^= 1 << chance.randrange(8)
-        path.write_bytes(damaged)
-        with pytest.raises(REFUSED):
-            use(path)
-        with pytest.raises(REFUSED):
-            _core.Artifact(path).verify()
+    for _ in flips(path, sample, [8 * at + chance.randrange(8) for at in places]):
+        check_damage(path)
 
 
 def test_random_rubbish_is_refused(forge, tmp_path):
@@ -59,7 +83,10 @@ def test_random_rubbish_is_refused(forge, tmp_path):
     chance = random.Random(3)
     for _ in range(300):
         head = chance.choice([b"", forge.MAGIC, forge.MAGIC + struct.pack("<II", 1, 0)])
-        path.write_bytes(head + chance.randbytes(chance.randrange(400)))
+        data = head + chance.randbytes(chance.randrange(400))
+        if head and chance.random() < 0.5:
+            data = data[:72] + hashlib.sha256(data[:72]).digest() + data[104:]
+        path.write_bytes(data)
         with pytest.raises(REFUSED):
             use(path)
 
@@ -107,6 +134,26 @@ def check_both(reader, path: Path, data: bytes, error: type, message: str) -> No
 HEADER_FAULTS = {
     "magic": ({"magic": b"\x89PCM\n\x1a\n\0"}, ArtifactCorruptError, "header: wrong magic"),
     "text": ({"magic": b"PK\3\4\0\0\0\0"}, ArtifactCorruptError, "header: wrong magic"),
+    "header digest": (
+        {"header_digest": bytes(32)},
+        ArtifactCorruptError,
+        "header: its sha256 differs from the one at byte 72",
+    ),
+    "damaged version": (
+        {"version": 2, "header_digest": b"d" * 32},
+        ArtifactCorruptError,
+        "header: its sha256 differs",
+    ),
+    "damaged flags": (
+        {"flags": 1, "header_digest": b"d" * 32},
+        ArtifactCorruptError,
+        "header: its sha256 differs",
+    ),
+    "a later header": (
+        {"version": 2, "flags": 9, "length": 0, "reserved": b"\1" * 24},
+        ArtifactVersionError,
+        "format version 2, .* reads version 1",
+    ),
     "version 0": ({"version": 0}, ArtifactVersionError, "format version 0, .* reads version 1"),
     "version 2": ({"version": 2}, ArtifactVersionError, "format version 2, .* reads version 1"),
     "flags": ({"flags": 4}, ArtifactVersionError, "header: flags 0x4"),
@@ -116,7 +163,11 @@ HEADER_FAULTS = {
     "huge length": ({"length": 2**40}, ArtifactCorruptError, "more than 16 MiB"),
     "size": ({"size": 2**63}, ArtifactCorruptError, "the file has .* bytes, expected"),
     "digest": ({"digest": bytes(32)}, ArtifactCorruptError, "manifest: its sha256 differs"),
-    "reserved": ({"reserved": bytes(55) + b"\1"}, ArtifactCorruptError, "bytes 72..127"),
+    "reserved": (
+        {"reserved": bytes(23) + b"\1"},
+        ArtifactCorruptError,
+        "header: bytes 104..127 are not zero",
+    ),
     "padding": ({"filler": b" "}, ArtifactCorruptError, r"padding: bytes 133..191 are not zero"),
     "tail": ({"tail": b"\0"}, ArtifactCorruptError, "the file has .* bytes, expected"),
 }
@@ -142,11 +193,21 @@ def test_forged_files_without_a_fault_are_accepted(forge, reader, tmp_path):
     assert _core.Artifact(path).load_all() == reader.read(data).blobs
 
 
-def test_short_files_are_refused(tmp_path):
+def test_short_files_are_refused(sample, tmp_path):
     path = tmp_path / "a.precomp"
-    path.write_bytes(b"")
-    with pytest.raises(ArtifactCorruptError, match="has 0 bytes, expected at least 128"):
-        _core.Artifact(path)
+    for length in (0, 1, 7, 8, 9, 71, 72, 103, 104, 127):
+        path.write_bytes(sample[:length])
+        message = f"header: the file has {length} bytes, expected at least 128"
+        with pytest.raises(ArtifactCorruptError, match=message):
+            _core.Artifact(path)
+
+
+def test_short_files_of_another_kind_are_told_from_short_artifacts(tmp_path):
+    path = tmp_path / "a.precomp"
+    for data in (b"\n", b"\x89PNG", b"version https://git-lfs.github.com/spec/v1\n"):
+        path.write_bytes(data)
+        with pytest.raises(ArtifactCorruptError, match="header: wrong magic"):
+            _core.Artifact(path)
 
 
 # Text that replaces "MARK" in a manifest of {"x":MARK,...}, and what is said about it.

@@ -62,7 +62,9 @@ def test_limits_are_inclusive(tmp_path):
 
 def test_a_manifest_above_the_limit_is_refused(tmp_path):
     environment = {f"{i:02}": "a" * (1 << 20) for i in range(17)}
-    with pytest.raises(ValueError, match="manifest would take .* more than 16 MiB"):
+    with pytest.raises(
+        ValueError, match="write_artifact: the manifest would take .* more than 16 MiB"
+    ):
         _core.write_artifact(tmp_path / "a", environment, [])
     assert list(tmp_path.iterdir()) == []
 

@@ -427,6 +427,18 @@ def run_only_frames_hit_and_miss_as_before_after_the_gate():
     assert len(runs) == 3
 
 
+def values_in_a_message_are_not_computed():
+    from precomp.doors import brief
+
+    class Loud:
+        def __repr__(self):
+            raise AssertionError("asked for text")
+
+    assert brief({"a": torch.ones(1000), "b": Loud()}).startswith("{'a': <torch.Tensor>, 'b': <")
+    assert brief(torch.float32) == "torch.float32"
+    assert brief([None, True, 1.5, "x", int]) == "[None, True, 1.5, 'x', int]"
+
+
 def a_missing_required_door_keeps_the_gate_shut():
     from precomp.doors import Door, fixed
 

@@ -184,6 +184,14 @@ COMMANDS = [
     (["ninja", "--version"], False),
     (["sh", "-c", "echo gcc -c x.c"], False),
     (["sh", "-c", "gcc --version | head -1"], False),
+    (["sh", "-c", "gcc --version >/dev/null 2>&1"], False),
+    (["sh", "-c", "gcc --version > version.txt"], False),
+    (["sh", "-c", "gcc x.c > log 2>&1"], True),
+    (["sh", "-c", "command -v gcc"], False),
+    (["sh", "-c", "command gcc x.c"], True),
+    (["gcc", "-Wl,-t", "-o", "/tmp/x", "-lfoo"], False),  # ctypes.util.find_library
+    (["ld", "-t", "-o", "/dev/null", "-lfoo"], False),
+    (["ld", "-o", "x", "x.o"], True),
     (["ldconfig", "-p"], False),
     (["nvidia-smi"], False),
     (["git", "gc"], False),
@@ -215,6 +223,13 @@ def test_compiler_processes_are_told_from_others(command, compiles):
 def test_argument_that_is_no_path_is_left_to_the_call():
     with strict_no_compile(), pytest.raises(TypeError):
         subprocess.Popen([3, 4])
+
+
+def test_library_search_passes():
+    import ctypes.util
+
+    with strict_no_compile():
+        assert ctypes.util.find_library("no_such_library_anywhere") is None
 
 
 def test_gate_needs_no_torch():

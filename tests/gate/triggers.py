@@ -38,6 +38,7 @@ class Trigger:
     """The cold call does not raise: the gate does, at its exit."""
     torch: bool = True
     """Torch is imported before the gate is entered."""
+    gpu: bool = False
     shared: bool = False
     """May find its kernels built by an earlier program."""
 
@@ -345,6 +346,7 @@ def aot_function():
     "looked up",
     door="torch._functorch._aot_autograd.autograd_cache:AOTAutogradCache.try_load",
     allow=("trace",),
+    modes=("gated", "warm"),
     shared=True,
 )
 def aot_cache_lookup():
@@ -406,6 +408,7 @@ def inductor():
     "looked up",
     door="torch._inductor.codecache:FxGraphCache.load_with_key",
     allow=("trace",),
+    modes=("gated", "warm"),
     shared=True,
 )
 def fx_cache_lookup():
@@ -996,7 +999,7 @@ def spawn_named_by_cxx():
     return lambda: subprocess.run([f"{TMP}/mycc", "x.c"]).returncode
 
 
-@trigger("trace", "late.<locals>", "not compiled before", door=FRAME, torch=False, warm_raises=True)
+@trigger("trace", "late.<locals>", "not compiled before", door=FRAME, torch=False, modes=("gated",))
 def late_import():
     """The gate is entered before torch is imported."""
 
@@ -1104,7 +1107,14 @@ def swallow_custom_backend():
 
     function = torch.compile(scaled, backend=backend)
     x = torch.ones(8)
-    return lambda: (function(x), scaled(x))
+
+    def cold():
+        if os.environ.get("PRECOMP_RECOVER"):
+            assert "fell back" not in COUNTS
+            return None
+        return function(x), scaled(x)
+
+    return cold
 
 
 @trigger("build", "", allow=only("build"), modes=("gated", "warm"))
@@ -1113,6 +1123,105 @@ def swallow_suppressed_build():
 
     torch._dynamo.config.suppress_errors = True
     return inductor()
+
+
+# --- on a GPU -------------------------------------------------------------------------------------
+
+
+@trigger("lower", "", "", gpu=True, modes=("gated", "warm"))
+def gpu_lazy_backward():
+    """In the autograd thread of the device, where no user frame is on the stack."""
+    import torch
+
+    function = torch.compile(total)
+    x = torch.ones(1024, device="cuda", requires_grad=True)
+    first = [function(x)]
+
+    def cold():
+        (first.pop() if first else function(x)).backward()
+
+    return cold
+
+
+@trigger("tune", "Inductor Triton kernel", "configs", gpu=True, allow=only("tune"))
+def gpu_pointwise_autotune():
+    import torch
+
+    torch._inductor.config.max_autotune_pointwise = True
+    function = torch.compile(lambda x: x.sin().sum(-1) * 2)
+    x = torch.randn(4096, 4096, device="cuda")
+    return lambda: (function(x), x.sin().sum(-1) * 2)
+
+
+@trigger("tune", "Inductor Triton kernel", gpu=True, allow=only("tune"))
+def gpu_coordinate_descent():
+    import torch
+
+    torch._inductor.config.coordinate_descent_tuning = True
+    function = torch.compile(lambda x: x.cos().sum(-1) * 2)
+    x = torch.randn(4096, 1024, device="cuda")
+    return lambda: (function(x), x.cos().sum(-1) * 2)
+
+
+@trigger("tune", "max-autotune of", gpu=True, allow=only("tune"), modes=("gated", "warm"))
+def gpu_max_autotune():
+    import torch
+
+    function = torch.compile(lambda a: a @ a, mode="max-autotune-no-cudagraphs")
+    a = torch.randn(512, 512, device="cuda", dtype=torch.bfloat16)
+    return lambda: function(a).shape and None
+
+
+@trigger("record", "CUDA graph", "not recorded", gpu=True, allow=only("record"))
+def gpu_cuda_graph():
+    import torch
+
+    function = torch.compile(lambda x: x.sin() + 4, mode="reduce-overhead")
+    x = torch.randn(1024, device="cuda")
+    function(x)
+    return lambda: (function(x), x.sin() + 4)
+
+
+@trigger("build", "CUDA kernel k", "NVRTC", gpu=True, warm_raises=True, modes=("gated", "warm"))
+def gpu_nvrtc():
+    import torch
+
+    source = 'extern "C" __global__ void k(float *x) { x[0] = 1; }'
+
+    def cold():
+        torch.cuda._compile_kernel(source, "k")
+
+    return cold
+
+
+@trigger("load", "Triton kernel add_one", "not launched before", gpu=True)
+def gpu_triton_kernel():
+    import torch
+
+    function = kernel()
+    x = torch.zeros(10, device="cuda")
+
+    def cold():
+        x.zero_()
+        function[(1,)](x, 10, B=16)
+        return x, torch.ones_like(x)
+
+    return cold
+
+
+@trigger("tune", "@triton.autotune of add_one", gpu=True, allow=only("tune"))
+def gpu_triton_autotune():
+    import torch
+    import triton
+
+    configs = [triton.Config({"B": 16}), triton.Config({"B": 32})]
+    tuned = triton.autotune(configs, key=["n"])(kernel())
+    x = torch.zeros(10, device="cuda")
+
+    def cold():
+        tuned[(1,)](x, 10)
+
+    return cold
 
 
 # --- what has no program here --------------------------------------------------------------------

@@ -182,6 +182,7 @@ def evaluator() -> dict[str, Any]:
 
 CHANGES = {
     "none": ("", ""),
+    "called": ("", ""),
     "schema": ("factor: float) ->", "factor: float = 2.0) ->"),
     "fake": ("return torch.empty_like(x)", "return torch.zeros_like(x)"),
     "backward": ("return grad * ctx.factor, None", "return grad / ctx.factor, None"),
@@ -195,7 +196,7 @@ def stale() -> dict[str, Any]:
     if change != "absent":
         source = Path(__file__).with_name("operator_scale.py").read_text()
         edited = "\n\n# moved\n" + source.replace(*CHANGES[change])
-        assert change == "none" or source.replace(*CHANGES[change]) != source
+        assert change in ("none", "called") or source.replace(*CHANGES[change]) != source
         path = Path("edited_operator.py")
         path.write_text(edited)
         spec = importlib.util.spec_from_file_location("operator_scale", path)
@@ -203,6 +204,8 @@ def stale() -> dict[str, Any]:
         module = importlib.util.module_from_spec(spec)
         sys.modules["operator_scale"] = module
         spec.loader.exec_module(module)
+        if change == "called":
+            module.scale(torch.ones(3, requires_grad=True), 2.0).sum().backward()
     (case, *_) = cases("operator_training")
     try:
         load(record(case), KernelTable(ARTIFACT))

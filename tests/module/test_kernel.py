@@ -150,7 +150,11 @@ print(json.dumps([alive, module() is None]))
         ("silent", (), "kernel kernel: its initialisation failed: no exception was set"),
         ("multi_raises", (), "kernel kernel: its initialisation failed: no luck"),
         ("constant", (), "its attribute 'kernel' is a int, expected a function of the module"),
-        ("undefined", ("kernel", "abc"), "undefined symbol: precomp_nowhere"),
+        (
+            "undefined",
+            ("kernel", "abc"),
+            "kernel abc: cannot be loaded: undefined symbol: precomp_nowhere",
+        ),
         ("single", ("nothing",), "kernel nothing: it has no symbol PyInit_nothing"),
     ],
 )

@@ -111,6 +111,7 @@ def test_the_frame_evaluator_never_sees_a_module_or_what_it_calls(captured, bare
     ("change", "reason"),
     [
         ("none", ""),
+        ("called", ""),
         ("absent", "operator precomp_test::scale is not registered"),
         ("schema", "precomp_test::scale: its schema was"),
         ("fake", "precomp_test::scale: changed since capture: fake"),

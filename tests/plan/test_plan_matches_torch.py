@@ -788,6 +788,34 @@ def test_saved_tensor_hooks_see_the_same_tensors(twin):
     t.compare(scenario)
 
 
+def test_saved_tensor_hooks_see_the_same_states(twin):
+    t = twin(lambda x, w: (x @ w).sin())
+
+    def scenario(call):
+        seen = []
+
+        def look(tensor):
+            seen.append(
+                [
+                    torch.is_autocast_enabled("cpu"),
+                    torch.is_grad_enabled(),
+                    torch._C._is_view_replay_enabled(),
+                ]
+            )
+            return tensor
+
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x, w = torch.randn(2, 3), torch.randn(3, 2, requires_grad=True)
+            call(x, w).sum().backward()
+            with torch.autograd.graph.saved_tensors_hooks(look, look):
+                out = call(x, w)
+                out.sum().backward()
+        return [seen, w.grad]
+
+    seen = t.compare(scenario)[0]
+    assert seen[0][0] is False
+
+
 def test_graph_breaks_and_nested_calls(twin):
     def fn(x):
         y = x.sin()

@@ -64,6 +64,36 @@ def test_cache_hits_give_the_same_records_as_compiling(twin, ignore_warnings):
     assert records[0] == records[1] == records[2] == records[3]
 
 
+def test_backward_inside_a_compiled_function(twin, ignore_warnings, monkeypatch):
+    from torch._dynamo.convert_frame import ConvertFrame
+
+    seen = []
+    original = ConvertFrame.__call__
+
+    def call(converter, frame, *args, **kwargs):
+        seen.append(frame.f_code.co_filename)
+        return original(converter, frame, *args, **kwargs)
+
+    monkeypatch.setattr(ConvertFrame, "__call__", call)
+
+    def step(x):
+        y = (x * 3).sin().sum()
+        torch._dynamo.graph_break()
+        y.backward()
+        return x.grad * 2
+
+    t = twin(step)
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        x = torch.ones(3, requires_grad=True)
+        out = t(x)
+    assert torch.allclose(out, 6 * torch.cos(torch.full((3,), 3.0)))
+    assert len(freeze_all(t)) == 2
+    assert not [name for name in seen if name.endswith("freeze/plan.py")]
+    t.ours = True
+    y = torch.ones(3, requires_grad=True)
+    assert torch.equal(t(y), out)
+
+
 # -- lifetimes ---------------------------------------------------------------
 
 
@@ -146,6 +176,19 @@ def test_custom_backend_is_refused_even_if_it_calls_inductor(twin, ignore_warnin
     t = twin(lambda x: x.sin(), backend=doubling_backend)
     t(torch.ones(2))
     assert refused(t) == "backend 'doubling_backend' is not 'inductor'"
+
+
+def test_inductor_by_other_ways_of_naming_it(twin, ignore_warnings):
+    def fn(x):
+        return x.sin()
+
+    for backend in ("inductor", compile_fx):
+        t = twin(fn)
+        torch._dynamo.optimize(backend)(fn)(torch.ones(2))
+        assert freeze_all(t)[0]["kind"] == "inference"
+    t = twin(fn, mode="max-autotune-no-cudagraphs")
+    t(torch.ones(2))
+    assert freeze_all(t)[0]["kind"] == "inference"
 
 
 def test_backward_that_never_ran_is_refused(twin, ignore_warnings):
@@ -265,9 +308,6 @@ def test_all_reasons_are_listed_at_once():
         ({"fx_kwargs": {"cpp_wrapper": True}}, {}, {}, "cpp_wrapper"),
         ({}, {}, {"cpp_wrapper": True}, "cpp_wrapper"),
         ({"_wrap_compiled_regions": True}, {}, {}, "wrap_inductor_compiled_regions"),
-        ({"inputs_to_check": [0], "_defers_input_alignment": False}, {}, {}, "misaligned"),
-        ({"inputs_to_check": [0], "mutated_input_idxs": [0]}, {}, {}, "misaligned"),
-        ({"inputs_to_check": [0]}, {}, {}, None),
     ],
 )
 def test_inductor_graphs_that_are_refused(graph, kwargs, options, reason):
@@ -275,9 +315,6 @@ def test_inductor_graphs_that_are_refused(graph, kwargs, options, reason):
         "frozen_param_names": {},
         "fx_kwargs": {},
         "_wrap_compiled_regions": False,
-        "inputs_to_check": [],
-        "mutated_input_idxs": [],
-        "_defers_input_alignment": True,
     }
     with torch._inductor.config.patch(**options):
         reasons = freeze_plan._graph_reasons(
@@ -285,10 +322,18 @@ def test_inductor_graphs_that_are_refused(graph, kwargs, options, reason):
             {"cudagraphs": False} | kwargs,
             torch_api.capture(),
         )
-    if reason is None:
-        assert reasons == []
-    else:
-        assert [reason in found for found in reasons] == [True]
+    assert [reason in found for found in reasons] == [True]
+
+
+@pytest.mark.parametrize(
+    ("deferred", "expected"),
+    [(False, ((0, False), (2, True))), (True, ((2, True),))],
+)
+def test_arguments_that_must_be_aligned(deferred, expected):
+    graph = SimpleNamespace(
+        inputs_to_check=[0, 2], mutated_input_idxs=[1, 2], _defers_input_alignment=deferred
+    )
+    assert freeze_plan._aligned(graph) == expected
 
 
 # -- DDPOptimizer ------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Ordinary things that eager programs do, run with and without the stand-in (driver.py).
 
-Each case returns something comparable; tensors become lists. ``NEEDS_DYNAMO`` says which cases make
-the real package arrive, with the first name that needs it.
+Each case returns something comparable; tensors become lists.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from typing import Any
 
 import torch
 from torch import nn
-
-NEEDS_DYNAMO: dict[str, str] = {}
 
 
 def model() -> nn.Module:
@@ -653,6 +650,7 @@ def timm_mixer() -> Any:
 
 
 def transformers_llama() -> Any:
+    declare_torchvision_ops()
     import transformers
 
     torch.manual_seed(0)
@@ -670,6 +668,7 @@ def transformers_llama() -> Any:
 
 
 def transformers_bert() -> Any:
+    declare_torchvision_ops()
     import transformers
 
     torch.manual_seed(0)
@@ -681,12 +680,14 @@ def transformers_bert() -> Any:
         vocab_size=11,
     )
     net = transformers.BertForSequenceClassification(config)
+    net.eval()
     out = net(torch.arange(6).reshape(1, 6), labels=torch.tensor([1]))
     out.loss.backward()
     return [p.grad for p in net.parameters() if p.grad is not None][:3]
 
 
 def transformers_static_cache() -> Any:
+    declare_torchvision_ops()
     import transformers
 
     config = transformers.LlamaConfig(
@@ -702,7 +703,7 @@ def transformers_static_cache() -> Any:
     net = transformers.LlamaForCausalLM(config).eval()
     cache = transformers.StaticCache(config=config, max_cache_len=8)
     with torch.no_grad():
-        out = net(torch.arange(3).reshape(1, 3), past_key_values=cache)
+        out = net(torch.arange(3).reshape(1, 3), cache=cache)
     return out.logits, sorted(
         k for k in vars(cache.layers[0].keys) if k.startswith("_dynamo")
     )

@@ -1,10 +1,13 @@
 """Runs cases, each in a forked child of one process, and writes what they did as JSON.
 
-    driver.py plain|standin OUT [CASE...]      HELPERS names the file of helper records
+    driver.py plain|standin|scenario OUT [CASE...]
+
+``HELPERS`` in the environment names the file of helper records.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
@@ -16,6 +19,7 @@ import torch
 
 sys.path.insert(0, os.path.dirname(__file__))
 import cases
+import scenarios
 
 HEAVY = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx", "triton", "sympy")
 
@@ -35,13 +39,10 @@ def plain_data(value: Any) -> Any:
 def run(name: str, mode: str) -> dict[str, Any]:
     from precomp.serve import standin
 
-    if mode == "standin":
-        from precomp import data
-
-        with open(os.environ["HELPERS"], "rb") as file:
-            standin.install(data.loads(file.read()))
+    if mode != "plain" and not name.startswith("bare_"):
+        standin.install(scenarios.helpers())
     try:
-        result = plain_data(getattr(cases, name)())
+        result = plain_data(getattr(scenarios if mode == "scenario" else cases, name)())
         error = ""
     except Exception:  # noqa: BLE001 - reported
         result, error = None, traceback.format_exc()
@@ -59,11 +60,12 @@ def main() -> None:
     if mode == "plain":
         importlib.import_module("torch._dynamo")
     results = {}
-    for name in chosen or cases.names():
+    for name in chosen or (scenarios.SCENARIOS if mode == "scenario" else cases.names()):
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(read)
+            faulthandler.dump_traceback_later(60, exit=True)
             with os.fdopen(write, "w") as file:
                 json.dump(run(name, mode), file)
             os._exit(0)

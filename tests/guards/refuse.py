@@ -1,0 +1,231 @@
+"""Prints, as JSON, what the recorder says of programs whose guards cannot be data."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import programs
+import torch
+import torch._dynamo
+
+from precomp.errors import PrecompError
+from precomp.freeze.store import Unsupported
+
+x = torch.ones(3)
+CASES: dict[str, Callable[[], dict[str, Any]]] = {}
+
+
+def case(make: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    CASES[make.__name__] = make
+    return make
+
+
+def local_class() -> type:
+    class Local:
+        factor = 3
+
+    return Local
+
+
+def reads_factor(t, thing):
+    return t * thing.factor
+
+
+@case
+def type_without_a_name() -> dict[str, Any]:
+    return {"function": reads_factor, "arguments": (x, local_class()())}
+
+
+@case
+def identity_of_a_type_without_a_name() -> dict[str, Any]:
+    return {"function": reads_factor, "arguments": (x, local_class())}
+
+
+def steps(t, optimizer):
+    optimizer.step()
+    return t * 2
+
+
+@case
+def optimizer() -> dict[str, Any]:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    return {"function": steps, "arguments": (x, torch.optim.SGD([parameter], lr=0.1))}
+
+
+def twice(t):
+    return t * 2
+
+
+@case
+def tensor_subclass() -> dict[str, Any]:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    return {"function": twice, "arguments": (TwoTensor(x, x),)}
+
+
+def by_size(t):
+    return t * 2 if t.shape[0] > 4 else t
+
+
+@case
+def cpp_shape_guards() -> dict[str, Any]:
+    return {
+        "function": by_size,
+        "arguments": (torch.ones(6, 3),),
+        "dynamic": True,
+        "config": {"enable_cpp_symbolic_shape_guards": True},
+    }
+
+
+@case
+def recursive_dict_tags() -> dict[str, Any]:
+    return {
+        "function": programs.MLP(),
+        "arguments": (torch.ones(4, 16),),
+        "config": {"use_recursive_dict_tags_for_guards": True},
+    }
+
+
+@case
+def tensors_without_fast_path() -> dict[str, Any]:
+    return {
+        "function": twice,
+        "arguments": (x,),
+        "config": {"skip_tensor_guards_with_matching_dict_tags": False},
+    }
+
+
+def identity_number(t, thing):
+    return t + (1 if id(thing) == 3 else 2)
+
+
+@case
+def identity_of_a_module() -> dict[str, Any]:
+    return {"function": identity_number, "arguments": (x, torch.nn.Linear(3, 3))}
+
+
+@case
+def identity_of_a_tensor() -> dict[str, Any]:
+    return {"function": identity_number, "arguments": (x, torch.ones(3))}
+
+
+def local_function(scale):
+    def scaled(t):
+        return t * scale
+
+    return scaled
+
+
+@contextlib.contextmanager
+def hooks():
+    def pack(t):
+        return t * 2
+
+    def unpack(t):
+        return t / 2
+
+    traced = [torch.fx.symbolic_trace(function) for function in (pack, unpack)]
+    with torch.autograd.graph.saved_tensors_hooks(*traced):
+        yield
+
+
+@case
+def inlined_saved_tensor_hooks() -> dict[str, Any]:
+    return {"function": twice, "arguments": (x,), "around": hooks}
+
+
+def run(recording: harness.Recording, options: dict[str, Any]) -> str:
+    program = programs.Program(
+        options["function"],
+        options["arguments"],
+        {},
+        around=options.get("around", contextlib.nullcontext),
+        dynamic=options.get("dynamic"),
+    )
+    with torch._dynamo.config.patch(options.get("config", {})):
+        try:
+            harness.compile_and_record(recording, program)
+        except Unsupported as error:
+            return str(error)
+    return ""
+
+
+def unknown_method() -> str:
+    from precomp.freeze.guards import GuardRecorder
+
+    cls = torch._C._dynamo.guards.GuardManager
+    cls.add_brand_new_guard = lambda self: None
+    try:
+        GuardRecorder().install(lambda owner, name, new: None)
+    except PrecompError as error:
+        return str(error)
+    finally:
+        del cls.add_brand_new_guard
+    return ""
+
+
+def unrecorded_guard(recording: harness.Recording) -> str:
+    """A guard that comes into a tree behind the recorder's back."""
+    program = programs.plain()
+    manager, _, _ = harness.compile_and_record(recording, program)
+    recording.recorder._off = True
+    manager.root.add_lambda_guard(lambda value: True, ["unseen"], None)
+    recording.recorder._off = False
+    try:
+        recording.recorder.prove(manager, harness.locals_of(program), vars(programs))
+    except Unsupported as error:
+        return str(error)
+    return ""
+
+
+def rejected_frame(recording: harness.Recording) -> str:
+    program = programs.plain()
+    manager, _, _ = harness.compile_and_record(recording, program)
+    other = harness.locals_of(program) | {"n": 77}
+    try:
+        recording.recorder.prove(manager, other, vars(programs))
+    except Unsupported as error:
+        return str(error)
+    return ""
+
+
+def late_tree() -> str:
+    """Guards built before the recorder was in place."""
+    seen = []
+    import torch._dynamo.convert_frame as convert_frame
+
+    original = convert_frame.GuardedCode
+    convert_frame.GuardedCode = lambda code, manager, *a, **k: seen.append(manager) or original(
+        code, manager, *a, **k
+    )
+    torch.compile(twice, backend="eager")(x)
+    convert_frame.GuardedCode = original
+    recording = harness.Recording()
+    try:
+        recording.recorder.record_for(seen[0], {})
+    except Unsupported as error:
+        return str(error)
+    finally:
+        recording.close()
+    return ""
+
+
+def main() -> None:
+    results = {"late_tree": late_tree(), "unknown_method": unknown_method()}
+    recording = harness.Recording()
+    for name, make in CASES.items():
+        results[name] = run(recording, make())
+    results["unrecorded_guard"] = unrecorded_guard(recording)
+    results["rejected_frame"] = rejected_frame(recording)
+    recording.close()
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

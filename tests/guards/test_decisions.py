@@ -1,0 +1,139 @@
+"""A rebuilt guard tree accepts and rejects exactly what torch's own tree does."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+
+# The second set of objects of a program that binds: torch recompiles, a fresh tree accepts it.
+BINDS = {("copied_config", "equal_config"), ("copied_config", "equal_config, undone")}
+
+
+def _programs() -> list[str]:
+    tree = ast.parse((HERE / "programs.py").read_text())
+    return [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and any(isinstance(d, ast.Name) and d.id == "program" for d in node.decorator_list)
+    ]
+
+
+PROGRAMS = _programs()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_program_is_refused(name: str, torch_decisions: dict[str, Any]) -> None:
+    assert torch_decisions[name].get("refused") is None
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_rebuilt_tree_decides_as_torch(
+    name: str, torch_decisions: dict[str, Any], replayed: dict[str, Any]
+) -> None:
+    assert replayed["programs"][name]["first"] is True
+    assert replayed["programs"][name]["decisions"] == torch_decisions[name]["decisions"]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_tree_built_in_a_changed_state_decides_as_torch(
+    name: str, torch_decisions: dict[str, Any], replayed: dict[str, Any]
+) -> None:
+    found = replayed["programs"][name]["before"]
+    expected = torch_decisions[name]["decisions"]
+    assert {key: value for key, value in found.items() if (name, key) not in BINDS} == {
+        key: value for key, value in expected.items() if (name, key) not in BINDS
+    }
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_plain_reading_of_the_tape_agrees(
+    name: str, torch_decisions: dict[str, Any], replayed: dict[str, Any]
+) -> None:
+    assert replayed["programs"][name]["oracle"] == torch_decisions[name]["decisions"]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_rejection_has_a_reason(name: str, replayed: dict[str, Any]) -> None:
+    program = replayed["programs"][name]
+    for variation, reason in program["reasons"].items():
+        assert bool(reason) is not program["decisions"][variation], variation
+
+
+def test_something_is_accepted_and_something_rejected(torch_decisions: dict[str, Any]) -> None:
+    decisions = [
+        value
+        for entry in torch_decisions.values()
+        for variation, value in entry["decisions"].items()
+        if not variation.endswith("undone")
+    ]
+    assert decisions.count(True) > 15 and decisions.count(False) > 100
+
+
+def test_replaying_loads_nothing_of_the_compiler(replayed: dict[str, Any]) -> None:
+    assert replayed["loaded"] == []
+
+
+def test_only_trees_with_identities_of_objects_bind(replayed: dict[str, Any]) -> None:
+    assert [n for n, entry in replayed["programs"].items() if entry["binds"]] == ["copied_config"]
+
+
+SUBSET = ("kinds", "mlp", "globals_", "set_arguments", "user_object", "copied_config", "vmapped")
+
+
+def test_records_are_equal_in_two_processes(recorded: Path, script: Any, tmp_path: Path) -> None:
+    script("record.py", str(tmp_path), *SUBSET, PYTHONHASHSEED="77")
+    for name in SUBSET:
+        again = (tmp_path / f"{name}.tape").read_bytes()
+        assert again == (recorded / f"{name}.tape").read_bytes(), name
+
+
+def test_records_hold_no_paths(recorded: Path) -> None:
+    for tape in recorded.glob("*.tape"):
+        content = tape.read_bytes()
+        assert str(HERE).encode() not in content and b"site-packages" not in content
+
+
+REASONS = {
+    ("plain", "shape"): "L['t']: shape expected [4, 3], found [5, 3]",
+    ("plain", "dtype"): "L['t']: dtype expected torch.float32, found torch.float64",
+    ("plain", "strides"): "L['t']: strides expected [3, 1], found [1, 4]",
+    ("plain", "requires_grad"): "L['t']: requires_grad expected False, found True",
+    ("plain", "no_tensor"): "type of L['t']: expected Tensor, found <class 'int'>",
+    ("plain", "list_length"): "length of L['items']: expected 2, found 3",
+    ("plain", "dict_less"): "KeyError on L['table']['b']",
+    ("plain", "no_grad"): "global state: grad_mode expected True, found False",
+    ("plain", "num_threads"): "global state: num_threads expected 1, found 2",
+    ("plain", "autocast"): "global state: autocast_state.enabled[0] expected False, found True",
+    ("kinds", "none"): "L['kinds'][8] is None, found 1",
+    ("globals_", "int"): "G['SCALE'] == 3, found 4",
+    ("mlp", "scale"): "L['self'].scale == 1.5, found 2.0",
+    ("mlp", "forward_replaced"): (
+        "L['self']._modules['a'].__dict__['forward']: expected nothing, "
+        "found <function mlp.<locals>.<lambda>.<locals>.<lambda>>"
+    ),
+    ("stack", "fewer_layers"): (
+        "length of L['self']._modules['layers']._modules: expected 3, found 2"
+    ),
+    ("dynamic", "mismatch"): (
+        "L['b'].size()[1] == L['a'].size()[1], found 3; "
+        "L['b'].stride()[0] == L['a'].size()[1], found 3"
+    ),
+    ("marking", "small"): "5 <= L['a'].size()[0], found L['a'].size()[0] = 3",
+    ("function_modes", "one_more"): (
+        "torch function modes (torch.device contexts, ...) differ, "
+        "found ['BaseTorchFunctionMode', 'OtherMode']"
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "variation"), REASONS)
+def test_reason_gives_expected_and_found(
+    name: str, variation: str, replayed: dict[str, Any]
+) -> None:
+    assert replayed["programs"][name]["reasons"][variation] == REASONS[name, variation]

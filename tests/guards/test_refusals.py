@@ -1,0 +1,43 @@
+"""Guards that cannot be data refuse the frame, each by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+EXPECTED = {
+    "type_without_a_name": (
+        "L['thing']: no module leads to the class __main__.local_class.<locals>.Local: "
+        "a class must be found again by its name"
+    ),
+    "identity_of_a_type_without_a_name": (
+        "L['thing']: identity of class __main__.local_class.<locals>.Local"
+    ),
+    "optimizer": "L['optimizer']: identity of a torch.optim.sgd.SGD",
+    "tensor_subclass": "L['t']: metadata of a tensor subclass",
+    "cpp_shape_guards": (
+        "(0, L['t'].stride()[0]): C++ shape guards (enable_cpp_symbolic_shape_guards)"
+    ),
+    "recursive_dict_tags": "recursive dict tags (use_recursive_dict_tags_for_guards)",
+    "tensors_without_fast_path": "L['t']: torch takes a torch.Tensor for immutable: False",
+    "identity_of_a_module": "L['thing']: identity of a torch.nn.modules.linear.Linear",
+    "identity_of_a_tensor": "L['thing']: identity of a torch.Tensor",
+    "inlined_saved_tensor_hooks": "the frame: saved tensor hooks that Dynamo inlines",
+    "late_tree": "guards that were built while nothing was recorded",
+    "unrecorded_guard": "the frame: the rebuilt guard manager has other guards",
+    "rejected_frame": "the guards do not accept the frame they were made for",
+    "unknown_method": (
+        "precomp: guards of this torch that precomp does not know: "
+        "GuardManager.add_brand_new_guard"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_refused_by_name(name: str, refusals: dict[str, Any]) -> None:
+    assert refusals[name] == EXPECTED[name]
+
+
+def test_every_case_is_checked(refusals: dict[str, Any]) -> None:
+    assert set(refusals) == set(EXPECTED)
