@@ -306,10 +306,10 @@ class Runtime:
             return rebound
         what = qualname(code)
         why = self.why(frame, numbers)
-        where = f"{code.co_filename}:{code.co_firstlineno}"
         self.missing[what, why] += 1
-        _core.gate_trip("trace", what, why, where, HINT)
+        _core.gate_trip("trace", what, why, None, HINT)
         if self.lean:
+            where = _core.gate_where()
             raise CompileViolation("trace", what, why, where, 'runtime="lean" never compiles')
         return None
 
