@@ -90,7 +90,7 @@ class _Source:
 
     def __init__(self, module: str) -> None:
         self.module: Any = importlib.import_module(module)
-        self.path: str = self.module.__spec__.origin
+        self.path = str(self.module.__file__)
         with open(self.path, encoding="utf-8") as file:
             self.text = file.read()
         self.bound: dict[str, ast.stmt] = {}
