@@ -9,7 +9,9 @@ The record (all values plain data, see docs/internals.md section 2):
 ``kind``
     ``"inference"``, ``"training"`` or ``"split"``.
 ``fw``, ``bw``
-    Digests of the modules of the forward and backward graph; ``bw`` is None for inference.
+    Digests of the modules of the forward and backward graph; ``bw`` is None for inference. A graph
+    without operations has no module: it is a tuple with one ``("i", argument)`` or ``("c",
+    constant)`` per output.
 ``inputs``
     Number of arguments.
 ``disable_autocast``
@@ -115,6 +117,27 @@ class PlanSource:
         self.reasons: list[str] = []
 
 
+class PassGraph:
+    """A graph without operations: Inductor makes no module for it."""
+
+    def __init__(self, gm: torch.fx.GraphModule) -> None:
+        nodes = list(gm.graph.nodes)
+        arguments = [node for node in nodes if node.op == "placeholder"]
+        self.outputs: tuple[tuple[str, Any], ...] | None = None
+        (returned,) = nodes[-1].args
+        outputs: list[tuple[str, Any]] = []
+        for value in returned:
+            if isinstance(value, torch.fx.Node):
+                if value not in arguments:
+                    return
+                outputs.append(("i", arguments.index(value)))
+            elif value is None or type(value) in (bool, int, float):
+                outputs.append(("c", value))
+            else:
+                return
+        self.outputs = tuple(outputs)
+
+
 class GraphSource:
     """What was seen of one call of a Dynamo backend: its plans, and why they do not suffice."""
 
@@ -186,6 +209,17 @@ class PlanRecorder:
             return result
 
         patch(api.CompiledFxGraph, "post_compile", post_compile)
+        compile_inner = api.compile_fx_module._compile_fx_inner
+
+        def _compile_fx_inner(gm: Any, *args: Any, **kwargs: Any) -> Any:
+            result = compile_inner(gm, *args, **kwargs)
+            source = self._current()
+            if source is not None and not isinstance(result, api.OutputCode):
+                if api.count_calls(gm.graph) == 0:
+                    source.graphs.append((bool(kwargs.get("is_backward")), PassGraph(gm)))
+            return result
+
+        patch(api.compile_fx_module, "_compile_fx_inner", _compile_fx_inner)
 
     def _hook_wrappers(self, patch: Patch, api: Any) -> None:
         autograd = api.AOTDispatchAutograd.post_compile
@@ -337,8 +371,8 @@ class PlanRecorder:
         for plan in source.plans:
             try:
                 record = plan_record(plan)
-                record["fw"] = module_digest(plan.fw)
-                record["bw"] = None if plan.bw is None else module_digest(plan.bw)
+                record["fw"] = _module(plan.fw, module_digest)
+                record["bw"] = None if plan.bw is None else _module(plan.bw, module_digest)
                 records.append(record)
             except Unsupported as error:
                 reasons.append(str(error))
@@ -347,6 +381,14 @@ class PlanRecorder:
         if source.split is None:
             return records[0]
         return {"kind": "split", "program": source.split, "plans": tuple(records)}
+
+
+def _module(graph: Any, module_digest: Callable[[Any], str]) -> Any:
+    if not isinstance(graph, PassGraph):
+        return module_digest(graph)
+    if graph.outputs is None:
+        raise Unsupported("a graph without operations that returns a tensor constant")
+    return graph.outputs
 
 
 def _backend(compiler: Any, api: Any) -> tuple[str, list[str]]:
@@ -397,6 +439,8 @@ def _graph_reasons(graph: Any, kwargs: Any, api: Any) -> list[str]:
 
 def _aligned(graph: Any) -> tuple[tuple[int, bool], ...]:
     """Arguments of *graph* that its code does not align itself, and whether it writes to them."""
+    if isinstance(graph, PassGraph):
+        return ()
     mutated = graph.mutated_input_idxs
     return tuple(
         (int(i), i in mutated)

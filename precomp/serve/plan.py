@@ -22,7 +22,7 @@ def digests(record: dict[str, Any]) -> tuple[str, ...]:
     if record["kind"] == "split":
         found = [digest for part in record["plans"] for digest in digests(part)]
     else:
-        found = [digest for digest in (record["fw"], record["bw"]) if digest is not None]
+        found = [digest for digest in (record["fw"], record["bw"]) if isinstance(digest, str)]
     return tuple(dict.fromkeys(found))
 
 
@@ -32,21 +32,24 @@ def load(record: dict[str, Any], graph: Callable[[str], Graph]) -> Callable[...,
         return _core.SplitPlan(
             record["program"], tuple(load(part, graph) for part in record["plans"])
         )
-    backward = None if record["bw"] is None else graph(record["bw"])
-    return build(record, graph(record["fw"]), backward)
+    forward, backward = (
+        graph(digest) if isinstance(digest, str) else None
+        for digest in (record["fw"], record["bw"])
+    )
+    return build(record, forward, backward)
 
 
 def build(
     record: dict[str, Any],
-    forward_call: Graph | Sequence[Graph],
+    forward_call: Graph | Sequence[Graph | None] | None,
     backward_call: Graph | Sequence[Graph | None] | None = None,
 ) -> Callable[..., Any]:
     """Build the plan of *record* over the callables of its graphs.
 
-    A graph takes one list of arguments, which it empties, and returns a list or tuple. For a split
-    record both arguments are sequences with one callable per part (None for a part without
-    backward). The result takes the inputs of the Dynamo graph and returns a list or tuple of its
-    outputs. Raises ValueError if the record is malformed.
+    A graph takes one list of arguments, which it empties, and returns a list or tuple. None stands
+    for a graph without a module. For a split record both arguments are sequences with one callable
+    or None per part. The result takes the inputs of the Dynamo graph and returns a list or tuple of
+    its outputs. Raises ValueError if the record is malformed.
     """
     if record["kind"] == "split":
         assert isinstance(forward_call, Sequence)
@@ -55,6 +58,10 @@ def build(
         parts = zip(record["plans"], forward_call, backwards, strict=True)
         return _core.SplitPlan(record["program"], tuple(build(*part) for part in parts))
     torch_api.serve()
+    if isinstance(record["fw"], tuple):
+        forward_call = _pass_graph(record["fw"])
+    if isinstance(record["bw"], tuple):
+        backward_call = _pass_graph(record["bw"])
     assert callable(forward_call) and not isinstance(backward_call, Sequence)
     plan = _core.Plan(resolve(record), forward_call, backward_call)
     if record["kind"] == "training":
@@ -75,6 +82,17 @@ def resolve(record: dict[str, Any]) -> dict[str, Any]:
             for position, form in record["tangents"]
         )
     return resolved
+
+
+def _pass_graph(outputs: tuple[tuple[str, Any], ...]) -> Graph:
+    """A graph without operations: gives arguments and constants."""
+
+    def call(args: list[Any]) -> tuple[Any, ...]:
+        returned = tuple(args[value] if tag == "i" else value for tag, value in outputs)
+        args.clear()
+        return returned
+
+    return call
 
 
 def _view_meta(name: str, state: tuple[Any, ...]) -> Any:

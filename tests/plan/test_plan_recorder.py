@@ -336,6 +336,23 @@ def test_arguments_that_must_be_aligned(deferred, expected):
     assert freeze_plan._aligned(graph) == expected
 
 
+def test_graph_without_operations_that_returns_a_constant_is_refused():
+    class Constant(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("constant", torch.ones(2))
+
+        def forward(self, x):
+            return (x, self.constant, None)
+
+    graph = freeze_plan.PassGraph(torch.fx.symbolic_trace(Constant()))
+    with pytest.raises(Unsupported, match="tensor constant"):
+        freeze_plan._module(graph, source_digest)
+    graph = freeze_plan.PassGraph(torch.fx.symbolic_trace(lambda x, y: (y, None, x, 3)))
+    expected = (("i", 1), ("c", None), ("i", 0), ("c", 3))
+    assert freeze_plan._module(graph, source_digest) == expected
+
+
 # -- DDPOptimizer ------------------------------------------------------------
 
 
