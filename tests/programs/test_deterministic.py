@@ -55,7 +55,7 @@ def three(tmp_path_factory):
     root = tmp_path_factory.mktemp("deterministic")
     running = []
     for i, seed in enumerate(("0", "4711")):
-        place = Place(root / f"place {i}", extra={"PYTHONHASHSEED": seed, "USER": f"user{i}"})
+        place = Place(root / f"place-{i}", extra={"PYTHONHASHSEED": seed, "USER": f"user{i}"})
         place.write("user.py", MODULE)
         running.append((place, place.root / f"{i}.precomp"))
     results = []
@@ -99,5 +99,5 @@ def test_no_path_of_the_capturing_machine_is_in_the_file(three, bare):
         found += [text for text in sys.argv[2:] if text.encode() in open(sys.argv[1], "rb").read()]
         done(found=found)
     """
-    texts = (path.parent, path.parent.parent, "place 0")
+    texts = (path.parent, path.parent.parent, "place-0")
     assert bare.script(code, path, *texts).facts == {"found": []}
