@@ -213,7 +213,7 @@ class Runtime:
                 pair = self._build(entry, code, f_globals)
                 self._trees[number, id(f_globals)] = pair
                 return pair
-            except _core.Stale as reason:
+            except (_core.Stale, guards.NeedsCompiler) as reason:
                 entry.stale = str(reason)
                 self._trees[number, id(f_globals)] = None
                 return None
