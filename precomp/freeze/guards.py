@@ -10,13 +10,30 @@ from __future__ import annotations
 import dis
 import re
 import types
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from precomp import _core, guard_functions, torch_api
 from precomp.errors import PrecompError
 from precomp.freeze import codepath
+from precomp.freeze.guard_compare import compare_trees
+from precomp.freeze.guard_lambdas import encode_function
+from precomp.freeze.guard_tree import (
+    ADDRESS,
+    IMPLIED,
+    LEAVES,
+    MANAGERS,
+    QUERIES,
+    REFUSED,
+    RELATIONS,
+    RELATIONS_TEXT,
+    ROOT,
+    Generated,
+    Identity,
+    Tree,
+    category_of,
+    probe_immutable,
+)
 from precomp.freeze.store import Unsupported
 from precomp.freeze.values import (
     Encoded,
@@ -30,98 +47,6 @@ from precomp.freeze.values import (
 
 Patch = Callable[[Any, str, Any], None]
 
-# Managers: the argument that holds the accessor's key (None: no key).
-MANAGERS: dict[str, str | None] = {
-    "framelocals_manager": "key",
-    "globals_dict_manager": "f_globals",
-    "lambda_manager": "python_lambda",
-    "dict_getitem_manager": "key",
-    "getitem_manager": "key",
-    "list_getitem_manager": "key",
-    "tuple_getitem_manager": "key",
-    "set_getitem_manager": "index",
-    "tuple_iterator_getitem_manager": "index",
-    "indexed_manager": "idx",
-    "tensor_property_size_manager": "idx",
-    "tensor_property_stride_manager": "idx",
-    "tensor_property_storage_offset_manager": "idx",
-    "generic_getattr_manager": "attr",
-    "getattr_manager": "attr",
-    "get_key_manager": "index",
-    "get_value_manager": "index",
-    "grad_manager": None,
-    "get_generic_dict_manager": None,
-    "func_defaults_manager": None,
-    "func_kwdefaults_manager": None,
-    "weakref_call_manager": None,
-    "call_function_no_args_manager": None,
-    "type_manager": None,
-    "type_dict_manager": None,
-    "type_mro_manager": None,
-    "code_manager": None,
-    "closure_manager": None,
-}
-
-# Leaves: what each argument is. k value, w verbose parts, u user stack (dropped), i id of an
-# object, f function, t example tensor, m function modes, d live dict. As in guard_tape.c.
-LEAVES: dict[str, str] = {
-    "add_type_match_guard": "iwu",
-    "add_id_match_guard": "iwu",
-    "add_equals_match_guard": "kwu",
-    "add_length_check_guard": "kwu",
-    "add_dict_length_check_guard": "kwu",
-    "add_tuple_iterator_length_guard": "kiwu",
-    "add_range_iterator_match_guard": "kkkiwu",
-    "add_none_match_guard": "wu",
-    "add_true_match_guard": "wu",
-    "add_false_match_guard": "wu",
-    "add_not_none_guard": "wu",
-    "add_float_is_nan_guard": "wu",
-    "add_complex_is_nan_guard": "wu",
-    "add_default_device_guard": "wu",
-    "add_dispatch_key_set_guard": "kwu",
-    "add_global_state_guard": "kwu",
-    "add_torch_function_mode_stack_guard": "mwu",
-    "add_no_hasattr_guard": "kwu",
-    "add_dict_contains_guard": "kkwu",
-    "add_set_contains_guard": "kkwu",
-    "add_dual_level_match_guard": "kwu",
-    "add_dimension_marking_guard": "kkkwu",
-    "add_mapping_keys_guard": "kwu",
-    "add_fake_script_type_match_guard": "kiwu",
-    "add_tensor_match_guard": "tkkkwukk",
-    "add_lambda_guard": "fwu",
-    "add_epilogue_lambda_guard": "fwu",
-    "add_dict_version_guard": "dwu",
-}
-
-# Recorded only to be refused by name.
-REFUSED: dict[str, str] = {
-    "global_weakref_manager": "weak reference to a global object (a compiled optimizer step)",
-    "mark_tag_safe": "recursive dict tags (use_recursive_dict_tags_for_guards)",
-    "mark_tag_safe_root": "recursive dict tags (use_recursive_dict_tags_for_guards)",
-    "install_symbolic_shape_guard": "C++ shape guards (enable_cpp_symbolic_shape_guards)",
-}
-
-RELATIONS = (
-    "install_no_tensor_aliasing_guard",
-    "install_object_aliasing_guard",
-    "install_storage_overlapping_guard",
-)
-
-# Methods that add nothing to a tree.
-QUERIES = frozenset(
-    "_pybind11_conduit_v1_ attach_compile_id check check_verbose clone_manager fail_count "
-    "get_accessors get_child_managers get_epilogue_lambda_guards get_key_value_managers "
-    "get_leaf_guards get_source get_type_of_guarded_value has_no_accessors "
-    "has_object_aliasing_guard is_guarded_value_immutable "
-    "is_recursive_dict_tag_matching_disabled is_tag_safe is_tag_safe_root".split()
-)
-
-_ROOT = 0
-_IMPLIED = "implied"  # a node whose guards another accessor already makes sure of
-_RELATIONS_TEXT = "identity relations of objects"
-_ID = re.compile(r"0x[0-9a-f]{6,}")
 _NUMBER = re.compile(r"(?<![\w.])\d{6,}(?![\w.])|(?<=_)\d{6,}(?=_c)")
 _DICT_VERSION = re.compile(r"^(___dict_version\(.+\)) == \d+$")
 _COMPILE_ID = re.compile(r"(?<=_ID_c)\[?\d+/\d+(_\d+)?\]?")
@@ -130,122 +55,11 @@ _COMPILE_ID = re.compile(r"(?<=_ID_c)\[?\d+/\d+(_\d+)?\]?")
 _SETTABLE = ("torch._dynamo.config",)
 
 
-# ------------------------------------------------------------------ categories of examples
-
-_CATEGORIES: dict[type, str] = {
-    type(None): "n",
-    bool: "b",
-    int: "i",
-    float: "f",
-    str: "s",
-    bytes: "y",
-    types.CodeType: "c",
-    types.BuiltinFunctionType: "bf",
-}
-
-
-def _probe_immutable(names: Any) -> set[str]:
-    """The categories that C++ takes for immutable, asked from C++ itself."""
-    import torch
-
-    examples: dict[str, Any] = {
-        "n": None,
-        "b": True,
-        "i": 0,
-        "f": 0.0,
-        "s": "",
-        "y": b"",
-        "c": _probe_immutable.__code__,
-        "bf": len,
-        "tu": (),
-        "tm": ([],),
-        "o": object(),
-        "d": {},
-        "T": torch.empty(0),
-        "P": torch.nn.Parameter(torch.empty(0)),
-    }
-    root = torch_api.serve().RootGuardManager()
-    kind = names.guard_manager_type.GUARD_MANAGER
-    return {
-        category
-        for category, example in examples.items()
-        if root.getitem_manager(category, category, example, kind).is_guarded_value_immutable()
-    }
-
-
-def _category(value: Any, immutable: bool) -> str:
-    import torch
-
-    if isinstance(value, dict):
-        return "d"
-    if isinstance(value, torch.nn.Parameter):
-        return "P"
-    if isinstance(value, torch.Tensor):
-        return "T"
-    exact = _CATEGORIES.get(type(value))
-    if exact is not None:
-        return exact
-    if isinstance(value, tuple):
-        return "tu" if immutable else "tm"
-    for base, name in ((int, "i"), (float, "f"), (str, "s")):
-        if isinstance(value, base):
-            return name
-    return "o"
-
-
-# ------------------------------------------------------------------ one tree
-
-
-class _Identity:
-    """An id guard whose object has no name: it takes part in a relation of objects."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-class _Generated:
-    """A generated guard function, before its global names are renamed."""
-
-    def __init__(self, code: types.CodeType) -> None:
-        self.code = code
-
-
-class _Tree:
-    """What was recorded of one root guard manager."""
-
-    def __init__(self, root: Any) -> None:
-        self.wrappers = [root]  # alive, so that pybind keeps giving the same ones
-        self.numbers = {id(root): _ROOT}
-        self.ops: list[tuple[Any, ...]] = []
-        self.problems: list[str] = []
-        self.constant: dict[int, str] = {}  # node -> the module of Dynamo it is in, or _IMPLIED
-        self.replaced: set[tuple[int, str]] = set()  # (node, kind) that a function stands for
-        self.registries: set[int] = set()  # nodes that hold the registry of pytree nodes
-        self.globals_node: int | None = None
-        self.stable: dict[str, str] = {}  # texts that depend on hashing -> without that
-        self.tls: tuple[int, int] | None = None
-        self.device: Encoded = ("k", None)
-        self.containers: dict[int, Any] = {}  # node -> set that is read by position
-
-    def add(self, wrapper: Any) -> int:
-        number = len(self.wrappers)
-        self.wrappers.append(wrapper)
-        self.numbers[id(wrapper)] = number
-        return number
-
-    def is_dict_manager(self, number: int) -> bool:
-        dict_manager = torch_api.serve().DictGuardManager
-        return number not in self.registries and isinstance(self.wrappers[number], dict_manager)
-
-    def source(self, number: int) -> str:
-        return "the frame" if number == _ROOT else str(self.wrappers[number].get_source())
-
-
 class GuardRecorder:
     """Records every guard tree built while it is installed."""
 
     def __init__(self) -> None:
-        self._trees: dict[int, _Tree] = {}  # id of any wrapper -> its tree
+        self._trees: dict[int, Tree] = {}  # id of any wrapper -> its tree
         self._objects: dict[int, Any] = {}  # id -> object under an id guard, kept alive
         self._immutable: set[str] = set()
         self._off = False
@@ -259,7 +73,7 @@ class GuardRecorder:
         names, serve = torch_api.capture(), torch_api.serve()
         classes = (serve.GuardManager, serve.DictGuardManager, serve.RootGuardManager)
         self._refuse_unknown(classes, names.guards_module)
-        self._immutable = _probe_immutable(names)
+        self._immutable = probe_immutable(names)
         for cls in classes:
             for name in list(vars(cls)):
                 sink = self._sink(name)
@@ -267,9 +81,7 @@ class GuardRecorder:
                     patch(cls, name, _core.Tap(vars(cls)[name], sink))
         for name in (*RELATIONS, "install_symbolic_shape_guard"):
             sink = self._relation_sink(name)
-            patch(
-                names.guards_module, name, _core.Tap(getattr(names.guards_module, name), sink)
-            )
+            patch(names.guards_module, name, _core.Tap(getattr(names.guards_module, name), sink))
         manager = names.check_function_manager
         patch(manager, "id_ref", _core.Tap(manager.id_ref, self._note_id))
 
@@ -316,10 +128,10 @@ class GuardRecorder:
 
     # -------------------------------------------------------------- recording
 
-    def _tree(self, manager: Any) -> tuple[_Tree, int]:
+    def _tree(self, manager: Any) -> tuple[Tree, int]:
         tree = self._trees.get(id(manager))
         if tree is None or id(manager) not in tree.numbers:
-            tree = _Tree(manager)
+            tree = Tree(manager)
             self._trees[id(manager)] = tree
             if not isinstance(manager, torch_api.serve().RootGuardManager):
                 tree.problems.append("a guard was added to a tree built before the capture")
@@ -331,9 +143,7 @@ class GuardRecorder:
             where = "" if name.startswith("mark") else f"{tree.source(node)}: "
             tree.problems.append(f"{where}{REFUSED[name]}")
 
-    def _manager(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any
-    ) -> None:
+    def _manager(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
         if self._off:
             return
         key_name = MANAGERS[name]
@@ -350,13 +160,14 @@ class GuardRecorder:
         elif isinstance(example, types.ModuleType) and _is_dynamo(example.__name__):
             tree.constant[node] = example.__name__
         elif parent in tree.registries and name == "get_key_manager":
-            tree.constant[node] = _IMPLIED
+            tree.constant[node] = IMPLIED
         if node in tree.constant:
             return
-        key_value = given.get(key_name) if key_name else None
+        key_value: Any = given.get(key_name) if key_name else None
         if parent in tree.registries and name == "get_value_manager":
             # Read by key: types that other libraries register may come in between.
-            name, key_value = "dict_getitem_manager", list(torch_api.capture().supported_nodes)[key_value]
+            name = "dict_getitem_manager"
+            key_value = list(torch_api.capture().supported_nodes)[int(key_value)]
         if example is torch_api.capture().supported_nodes:
             tree.registries.add(node)
         try:
@@ -371,11 +182,11 @@ class GuardRecorder:
             tree.globals_node = node
         tree.ops.append((name, parent, node, key, source, category))
 
-    def _key(self, tree: _Tree, name: str, value: Any) -> Any:
+    def _key(self, tree: Tree, name: str, value: Any) -> Any:
         if name == "globals_dict_manager" or MANAGERS[name] is None:
             return None
         if name == "lambda_manager":
-            return _encode_function(value)
+            return encode_function(value)
         return encode(value)
 
     def _example(self, made: Any, example: Any) -> Any:
@@ -385,7 +196,7 @@ class GuardRecorder:
                 raise Unencodable(f"a guard on the keys of {describe(example)}")
             return ("D", encode(type(example)), dict.__len__(example))
         immutable = bool(made.is_guarded_value_immutable())
-        category = _category(example, immutable)
+        category = category_of(example, immutable)
         if immutable != (category in self._immutable):
             raise Unencodable(f"torch takes {describe(example)} for immutable: {immutable}")
         return category
@@ -396,7 +207,7 @@ class GuardRecorder:
         tree, node = self._tree(args[0])
         values = args[1:]
         where = tree.constant.get(node)
-        if where == _IMPLIED and name == "add_id_match_guard":
+        if where == IMPLIED and name == "add_id_match_guard":
             return
         if where is not None:
             self._check_constant(tree, node, name, values, where)
@@ -429,7 +240,7 @@ class GuardRecorder:
             tree.replaced.add((node, letters))
         tree.ops.append((name, node, tuple(out)))
 
-    def _note_dispatch_keys(self, tree: _Tree) -> None:
+    def _note_dispatch_keys(self, tree: Tree) -> None:
         names = torch_api.capture()
         now = (
             names.dispatch_keys_include().raw_repr(),
@@ -440,14 +251,14 @@ class GuardRecorder:
         tree.tls = now
 
     def _argument(
-        self, tree: _Tree, node: int, name: str, letter: str, value: Any, values: Any
+        self, tree: Tree, node: int, name: str, letter: str, value: Any, values: Any
     ) -> Any:
         if letter == "k":
             return encode(value)
         if letter == "w":
             return (value,) if isinstance(value, str) else tuple(value)
         if letter == "f":
-            return _encode_function(value)
+            return encode_function(value)
         if letter == "m":
             return tuple(encode(type(mode)) for mode in value)
         if letter == "t":
@@ -467,7 +278,7 @@ class GuardRecorder:
         if name != "add_id_match_guard":
             return encode(value)
         if _is_value(value):
-            return _Identity(value)
+            return Identity(value)
         if isinstance(value, types.CodeType):
             found = codepath.find(value)
             if found is not None:
@@ -479,10 +290,10 @@ class GuardRecorder:
             if isinstance(value, types.FunctionType):
                 return _encode_late_function(value)
             _refuse_identity(value)
-            return _Identity(value)
+            return Identity(value)
 
     def _check_constant(
-        self, tree: _Tree, node: int, name: str, values: tuple[Any, ...], where: str
+        self, tree: Tree, node: int, name: str, values: tuple[Any, ...], where: str
     ) -> None:
         """A guard inside a module of Dynamo says what the version of torch fixes, when it is about
         a function, class or module. Anything else there could be set by a user."""
@@ -527,14 +338,14 @@ class GuardRecorder:
         tree = self._tree_of(guard_manager)
         return self._record(tree, rename, lambda text: _canonical_text(text, tree, self._objects))
 
-    def _tree_of(self, guard_manager: Any) -> _Tree:
+    def _tree_of(self, guard_manager: Any) -> Tree:
         tree = self._trees.get(id(guard_manager.root))
-        if tree is None or tree.wrappers[_ROOT] is not guard_manager.root:
+        if tree is None or tree.wrappers[ROOT] is not guard_manager.root:
             raise Unsupported("guards that were built while nothing was recorded")
         return tree
 
     def _record(
-        self, tree: _Tree, rename: dict[str, str], canonical: Callable[[str], str]
+        self, tree: Tree, rename: dict[str, str], canonical: Callable[[str], str]
     ) -> dict[str, Any]:
         problems = list(tree.problems)
         texts = _Texts(rename, canonical)
@@ -547,7 +358,7 @@ class GuardRecorder:
                 ops.append(_final_manager(op, tree, numbers, rename, texts))
             elif op[0] in RELATIONS:
                 ops.append(_final_relation(op, numbers, texts, problems))
-            elif op[2] and isinstance(op[2][0], _Identity):
+            elif op[2] and isinstance(op[2][0], Identity):
                 identities.append((op[1], op[2][0].value))
             elif op[0] == "add_lambda_guard" and tree.is_dict_manager(op[1]):
                 moved.append(op)
@@ -557,7 +368,7 @@ class GuardRecorder:
             for _, node, (function, verbose) in moved:
                 at = ("at", _path(tree, node, rename), function)
                 verbose = tuple(map(texts, verbose))
-                ops.append(("add_epilogue_lambda_guard", _ROOT, (at, verbose)))
+                ops.append(("add_epilogue_lambda_guard", ROOT, (at, verbose)))
             if identities:
                 ops.append(self._object_relations(tree, identities, rename))
         except Unsupported as error:
@@ -572,7 +383,7 @@ class GuardRecorder:
         }
 
     def _object_relations(
-        self, tree: _Tree, identities: list[tuple[int, Any]], rename: dict[str, str]
+        self, tree: Tree, identities: list[tuple[int, Any]], rename: dict[str, str]
     ) -> tuple[Any, ...]:
         """One guard at the end of the root for all objects under id guards that have no name."""
         typed = {op[1] for op in tree.ops if op[0] == "add_type_match_guard"}
@@ -587,8 +398,8 @@ class GuardRecorder:
             equal = encode(value) if _is_immutable_value(value) else None
             group = groups.setdefault(id(value), len(groups))
             out.append((_path(tree, node, rename), group, encode(type(value)), equal))
-        relations = (("rel", tuple(out)), (_RELATIONS_TEXT,))
-        return ("add_epilogue_lambda_guard", _ROOT, relations)
+        relations = (("rel", tuple(out)), (RELATIONS_TEXT,))
+        return ("add_epilogue_lambda_guard", ROOT, relations)
 
     def used_globals(self, guard_manager: Any) -> set[str]:
         """The names that the tape of *guard_manager* reads from f_globals."""
@@ -597,7 +408,7 @@ class GuardRecorder:
         for op in tree.ops:
             if op[0] == "dict_getitem_manager" and op[1] == tree.globals_node and op[3]:
                 used.add(op[3][1])
-            elif op[0] not in MANAGERS and op[2] and isinstance(op[2][0], _Generated):
+            elif op[0] not in MANAGERS and op[2] and isinstance(op[2][0], Generated):
                 used.update(_names_of_globals(op[2][0].code))
         return used
 
@@ -607,7 +418,7 @@ class GuardRecorder:
         return {
             id(op[2][0].value)
             for op in self._tree_of(guard_manager).ops
-            if op[0] not in MANAGERS and op[2] and isinstance(op[2][0], _Identity)
+            if op[0] not in MANAGERS and op[2] and isinstance(op[2][0], Identity)
         }
 
     # -------------------------------------------------------------- proof
@@ -632,7 +443,7 @@ class GuardRecorder:
             if not root.check(f_locals):
                 parts = root.check_verbose(f_locals).verbose_code_parts
                 raise Unsupported(f"the rebuilt guards reject their own frame: {parts}")
-            _compare(tree, guard_manager.root, root)
+            compare_trees(tree, guard_manager.root, root)
             del keep
         except (_core.Stale, RuntimeError, guard_functions.NeedsCompiler) as error:
             raise Unsupported(f"the guards cannot be rebuilt: {error}") from error
@@ -690,8 +501,19 @@ def _refuse_hashed(example: Any) -> None:
 def _is_immutable_value(value: Any) -> bool:
     import torch
 
-    return type(value) in (int, float, complex, str, bytes, tuple, frozenset, range, slice,
-                           torch.Size, torch.device)
+    return type(value) in (
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        tuple,
+        frozenset,
+        range,
+        slice,
+        torch.Size,
+        torch.device,
+    )
 
 
 def _is_value(value: Any) -> bool:
@@ -734,12 +556,12 @@ def _names_of_globals(code: types.CodeType) -> Iterator[str]:
         previous = instruction.argval if instruction.opname == "LOAD_GLOBAL" else None
 
 
-def _path(tree: _Tree, node: int, rename: dict[str, str]) -> Encoded:
+def _path(tree: Tree, node: int, rename: dict[str, str]) -> Encoded:
     """How to read the value of *node* from the frame, for a guard at the end of the root."""
     made = {op[2]: op for op in tree.ops if op[0] in MANAGERS}
     path = []
     at = node
-    while at != _ROOT:
+    while at != ROOT:
         name, parent, _, key, _, _ = made[at]
         if name != "globals_dict_manager" and name not in guard_functions.ACCESSORS:
             raise Unsupported(f"{tree.source(node)}: an identity that is read by {name}")
@@ -752,7 +574,7 @@ def _renamed_key(key: Any, rename: dict[str, str]) -> Any:
     return ("k", rename.get(key[1], key[1])) if key is not None and key[0] == "k" else key
 
 
-def _numbering(tree: _Tree) -> dict[int, int]:
+def _numbering(tree: Tree) -> dict[int, int]:
     """New numbers of the nodes that stay on the tape."""
     stay = (node for node in range(len(tree.wrappers)) if node not in tree.constant)
     return {node: number for number, node in enumerate(stay)}
@@ -760,7 +582,7 @@ def _numbering(tree: _Tree) -> dict[int, int]:
 
 def _final_manager(
     op: tuple[Any, ...],
-    tree: _Tree,
+    tree: Tree,
     numbers: dict[int, int],
     rename: dict[str, str],
     texts: _Texts,
@@ -792,7 +614,7 @@ def _final_arguments(op: tuple[Any, ...], rename: dict[str, str], texts: _Texts)
     for letter, value in zip(LEAVES[name].replace("u", ""), values, strict=True):
         if letter == "w":
             value = tuple(map(texts, value))
-        elif isinstance(value, _Generated):
+        elif isinstance(value, Generated):
             value = _final_generated(value.code, rename)
         out.append(value)
     if name == "add_tensor_match_guard" and out[3] is not None:
@@ -833,229 +655,12 @@ class _Texts:
         return found
 
 
-def _canonical_text(text: str, tree: _Tree, objects: dict[int, Any]) -> str:
+def _canonical_text(text: str, tree: Tree, objects: dict[int, Any]) -> str:
     """A text without what differs between two processes: ids, addresses, order of sets, the user's
     source line."""
     text = tree.stable.get(text, text)
     text = text.partition("  # ")[0].rstrip()
     text = _DICT_VERSION.sub(r"\1 is unchanged", text)
-    text = _ID.sub("0x", text)
+    text = ADDRESS.sub("0x", text)
     text = _NUMBER.sub(lambda match: "ID" if int(match[0]) in objects else match[0], text)
     return _COMPILE_ID.sub("", text)
-
-
-_LAMBDAS: dict[str, Callable[[dict[str, Any]], Encoded]] = {}
-
-
-def _function(name: str) -> Callable[[Any], Any]:
-    def add(encoder: Callable[[dict[str, Any]], Encoded]) -> Any:
-        _LAMBDAS[f"GuardBuilder.{name}"] = encoder
-        return encoder
-
-    return add
-
-
-@_function("AUTOGRAD_SAVED_TENSORS_HOOKS.<locals>.fn")
-def _encode_saved_hooks(cells: dict[str, Any]) -> Encoded:
-    if cells["guard_hooks_ids"] is not None:
-        raise Unencodable("saved tensor hooks that Dynamo inlines")
-    return ("saved_hooks",)
-
-
-@_function("FUNCTORCH_STACK_MATCH.<locals>.fn")
-def _encode_functorch(cells: dict[str, Any]) -> Encoded:
-    return ("functorch", encode(cells["states"]))
-
-
-@_function("CONSTANT_SUBCLASS_MATCH.<locals>.check_fn")
-def _encode_subclass_value(cells: dict[str, Any]) -> Encoded:
-    return ("subclass_value", encode(cells["base_type"]), encode(cells["base_value"]))
-
-
-@_function("COUNT_ITERATOR_MATCH.<locals>.guard_fn")
-def _encode_count(cells: dict[str, Any]) -> Encoded:
-    start, step = cells["normalized_count_iter"]
-    if type(start) not in (int, float) or type(step) not in (int, float):
-        raise Unencodable("an itertools.count of other than numbers")
-    return ("count", encode(start), encode(step))
-
-
-@_function("TENSOR_SUBCLASS_METADATA_MATCH.<locals>.metadata_checker")
-def _encode_subclass(cells: dict[str, Any]) -> Encoded:
-    raise Unencodable("metadata of a tensor subclass")
-
-
-@_function("DTENSOR_SPEC_MATCH.<locals>.guard_fn")
-def _encode_dtensor(cells: dict[str, Any]) -> Encoded:
-    raise Unencodable("the spec of a DTensor")
-
-
-@_function("OPAQUE_OBJ_GUARD_FN_MATCH.<locals>.opaque_guard_checker")
-def _encode_opaque(cells: dict[str, Any]) -> Encoded:
-    raise Unencodable("values of an opaque object")
-
-
-def _encode_function(value: Any) -> Any:
-    """The encoded function of a callable that Dynamo put into a guard tree."""
-    if not isinstance(value, types.FunctionType):
-        raise Unencodable(f"a guard that calls {describe(value)}")
-    cells = dict(
-        zip(
-            value.__code__.co_freevars,
-            (cell.cell_contents for cell in value.__closure__ or ()),
-            strict=True,
-        )
-    )
-    qualname = value.__qualname__
-    if qualname == "___make_guard_fn.<locals>.guard":
-        return _encode_generated(value)
-    if qualname in _LAMBDAS:
-        return _LAMBDAS[qualname](cells)
-    if value.__module__ == "torch._dynamo.guards":
-        return _encode_accessor(value, cells)
-    raise Unencodable(f"a guard that calls the {describe(value)}")
-
-
-def _encode_generated(value: types.FunctionType) -> _Generated:
-    known = guard_functions.closure_variables()
-    missing = [name for name in value.__code__.co_freevars if name not in known]
-    if missing:
-        raise Unencodable(f"a shape guard that uses {', '.join(missing)}")
-    return _Generated(value.__code__)
-
-
-def _encode_accessor(value: types.FunctionType, cells: dict[str, Any]) -> Encoded:
-    names = set(_global_names(value.__code__))
-    if value.__qualname__ == "from_numpy":
-        return ("from_numpy",)
-    if names == {"dataclass_fields"}:
-        return ("dataclass_fields",)
-    if names == {"get_torch_function_mode_stack_at"}:
-        return ("mode_at", int(cells["source"]._get_index()))
-    if names == {"get_current_stream"}:
-        return ("stream", encode(cells["source"].device))
-    defaults = value.__defaults__
-    if not names and defaults is not None and isinstance(defaults[0], types.ModuleType):
-        return ("module", encode(defaults[0]))
-    if names - {"torch"} or "source" in cells:
-        raise Unencodable(f"a guard that calls the {describe(value)}")
-    return (
-        "fn",
-        encode_code(value.__code__),
-        tuple(encode(cell) for cell in cells.values()),
-        encode(defaults),
-    )
-
-
-def _global_names(code: types.CodeType) -> Iterator[str]:
-    import builtins
-
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "LOAD_GLOBAL" and not hasattr(builtins, instruction.argval):
-            yield instruction.argval
-
-
-# ------------------------------------------------------------------ comparing two trees
-
-
-def _leaves(manager: Any) -> list[tuple[str, tuple[str, ...]]]:
-    return [
-        (type(leaf).__name__, tuple(leaf.verbose_code_parts()))
-        for leaf in manager.get_leaf_guards()
-    ]
-
-
-def _children(manager: Any) -> list[tuple[str, Any]]:
-    if isinstance(manager, torch_api.serve().DictGuardManager):
-        found = [
-            (f"{index}{role}", child)
-            for index, pair in sorted(manager.get_key_value_managers().items())
-            for role, child in zip("kv", pair, strict=True)
-            if child is not None
-        ]
-    else:
-        found = []
-    found += [
-        (_ID.sub("0x", accessor.repr()), child)
-        for accessor, child in zip(
-            manager.get_accessors(), manager.get_child_managers(), strict=True
-        )
-    ]
-    # C++ reorders children by how often they failed.
-    return sorted(found, key=lambda pair: (pair[1].get_source(), pair[0]))
-
-
-def _compare(tree: _Tree, original: Any, rebuilt: Any) -> None:
-    """Both trees node by node; Unsupported names the first difference."""
-    replaced, moved = _replaced_leaves(tree)
-    todo = [(original, rebuilt)]
-    while todo:
-        a, b = todo.pop()
-        node = tree.numbers.get(id(a), -1)
-        where = "the frame" if node == _ROOT else str(a.get_source())
-        if node < 0:
-            raise Unsupported(f"{where}: a guard that was not recorded")
-        registry = node in tree.registries
-        if (type(a) is not type(b) and not registry) or (
-            node != _ROOT and a.is_guarded_value_immutable() != b.is_guarded_value_immutable()
-        ):
-            raise Unsupported(f"{where}: the rebuilt guard manager is of another kind")
-        theirs_here = _leaves(b)
-        if registry:  # torch's dict manager checks the type without a leaf
-            theirs_here = [leaf for leaf in theirs_here if leaf[0] != "TYPE_MATCH"]
-        _compare_leaves(where, _leaves(a), theirs_here, replaced.get(node, Counter()))
-        mine = [(k, c) for k, c in _children(a) if tree.numbers.get(id(c)) not in tree.constant]
-        theirs = _children(b)
-        if [("" if registry else k, c.get_source()) for k, c in mine] != [
-            ("" if registry else k, c.get_source()) for k, c in theirs
-        ]:
-            raise Unsupported(f"{where}: the rebuilt guard manager has other accessors")
-        todo += [(x, y) for (_, x), (_, y) in zip(mine, theirs, strict=True)]
-    before = [tuple(leaf.verbose_code_parts()) for leaf in original.get_epilogue_lambda_guards()]
-    after = [tuple(leaf.verbose_code_parts()) for leaf in rebuilt.get_epilogue_lambda_guards()]
-    if after != before + moved:
-        raise Unsupported("the rebuilt guards have another epilogue")
-
-
-def _replaced_leaves(
-    tree: _Tree,
-) -> tuple[dict[int, Counter[tuple[str, ...]]], list[tuple[str, ...]]]:
-    """Per node the texts of leaves that another kind of guard stands for (first item "gone": at
-    the end of the root), and the texts of the guards there."""
-    replaced: dict[int, Counter[tuple[str, ...]]] = {}
-    moved: list[tuple[str, ...]] = []
-    relations = False
-    for op in tree.ops:
-        if op[0] in MANAGERS or not op[2]:
-            continue
-        first, here = op[2][0], replaced.setdefault(op[1], Counter())
-        if isinstance(first, _Identity):
-            here["gone", *op[2][1]] += 1
-            relations = True
-        elif op[0] == "add_lambda_guard" and tree.is_dict_manager(op[1]):
-            here["gone", *op[2][1]] += 1
-            moved.append(op[2][1])
-        elif type(first) is tuple and first[:1] in (("late",), ("nodes",)):
-            here[op[2][1]] += 1
-    return replaced, [*moved, (_RELATIONS_TEXT,)] if relations else moved
-
-
-def _compare_leaves(
-    where: str,
-    mine: list[tuple[str, tuple[str, ...]]],
-    theirs: list[tuple[str, tuple[str, ...]]],
-    replaced: Counter[tuple[str, ...]],
-) -> None:
-    expected = []
-    left = Counter(replaced)
-    for name, parts in mine:
-        if name in ("ID_MATCH", "DICT_VERSION"):
-            if left[("gone", *parts)] > 0:
-                left[("gone", *parts)] -= 1
-                continue
-            if left[parts] > 0:
-                left[parts] -= 1
-                name = "LAMBDA_GUARD"
-        expected.append((name, parts))
-    if sorted(expected) != sorted(theirs):
-        raise Unsupported(f"{where}: the rebuilt guard manager has other guards")

@@ -9,7 +9,10 @@ The record (all values plain data, see docs/internals.md section 2):
 ``kind``
     ``"inference"``, ``"training"`` or ``"split"``.
 ``fw``, ``bw``
-    Digests of the modules of the forward and backward graph; ``bw`` is None for inference.
+    Digests of the modules of the forward and backward graph; ``bw`` is None for inference and for
+    a training graph whose backward was not run while capturing. A graph
+    without operations has no module: it is a tuple with one ``("i", argument)`` or ``("c",
+    constant)`` per output.
 ``inputs``
     Number of arguments.
 ``disable_autocast``
@@ -115,6 +118,27 @@ class PlanSource:
         self.reasons: list[str] = []
 
 
+class PassGraph:
+    """A graph without operations: Inductor makes no module for it."""
+
+    def __init__(self, gm: torch.fx.GraphModule) -> None:
+        nodes = list(gm.graph.nodes)
+        arguments = [node for node in nodes if node.op == "placeholder"]
+        self.outputs: tuple[tuple[str, Any], ...] | None = None
+        (returned,) = nodes[-1].args
+        outputs: list[tuple[str, Any]] = []
+        for value in returned:
+            if isinstance(value, torch.fx.Node):
+                if value not in arguments:
+                    return
+                outputs.append(("i", arguments.index(value)))
+            elif value is None or type(value) in (bool, int, float):
+                outputs.append(("c", value))
+            else:
+                return
+        self.outputs = tuple(outputs)
+
+
 class GraphSource:
     """What was seen of one call of a Dynamo backend: its plans, and why they do not suffice."""
 
@@ -186,6 +210,17 @@ class PlanRecorder:
             return result
 
         patch(api.CompiledFxGraph, "post_compile", post_compile)
+        compile_inner = api.compile_fx_module._compile_fx_inner
+
+        def _compile_fx_inner(gm: Any, *args: Any, **kwargs: Any) -> Any:
+            result = compile_inner(gm, *args, **kwargs)
+            source = self._current()
+            if source is not None and not isinstance(result, api.OutputCode):
+                if api.count_calls(gm.graph) == 0:
+                    source.graphs.append((bool(kwargs.get("is_backward")), PassGraph(gm)))
+            return result
+
+        patch(api.compile_fx_module, "_compile_fx_inner", _compile_fx_inner)
 
     def _hook_wrappers(self, patch: Patch, api: Any) -> None:
         autograd = api.AOTDispatchAutograd.post_compile
@@ -337,8 +372,8 @@ class PlanRecorder:
         for plan in source.plans:
             try:
                 record = plan_record(plan)
-                record["fw"] = module_digest(plan.fw)
-                record["bw"] = None if plan.bw is None else module_digest(plan.bw)
+                record["fw"] = _module(plan.fw, module_digest)
+                record["bw"] = None if plan.bw is None else _module(plan.bw, module_digest)
                 records.append(record)
             except Unsupported as error:
                 reasons.append(str(error))
@@ -347,6 +382,14 @@ class PlanRecorder:
         if source.split is None:
             return records[0]
         return {"kind": "split", "program": source.split, "plans": tuple(records)}
+
+
+def _module(graph: Any, module_digest: Callable[[Any], str]) -> Any:
+    if not isinstance(graph, PassGraph):
+        return module_digest(graph)
+    if graph.outputs is None:
+        raise Unsupported("a graph without operations that returns a tensor constant")
+    return graph.outputs
 
 
 def _backend(compiler: Any, api: Any) -> tuple[str, list[str]]:
@@ -397,6 +440,8 @@ def _graph_reasons(graph: Any, kwargs: Any, api: Any) -> list[str]:
 
 def _aligned(graph: Any) -> tuple[tuple[int, bool], ...]:
     """Arguments of *graph* that its code does not align itself, and whether it writes to them."""
+    if isinstance(graph, PassGraph):
+        return ()
     mutated = graph.mutated_input_idxs
     return tuple(
         (int(i), i in mutated)
@@ -431,8 +476,6 @@ def plan_reasons(plan: PlanSource, backend: str) -> list[str]:
         reasons.append("tensors that are attributes of the graph")
     if plan.fw is None:
         reasons.append(f"backend {backend!r}: the forward graph is not Inductor's")
-    if plan.kind == "training" and plan.bw is None:
-        reasons.append("backward was never compiled: run backward() once inside the capture")
     return reasons
 
 
@@ -520,8 +563,8 @@ def _training(plan: PlanSource) -> dict[str, Any]:
         "inputs_require_grad": any(info.requires_grad for info in md.input_info),
         "mutates_in_backward": bool(md.indices_of_inputs_that_requires_grad_with_mutations_in_bw),
         "deterministic": md.deterministic,
-        "donated": plan.donated_buffer and md.bw_donated_idxs != [],
-        "backward_aligned": _aligned(plan.bw),
+        "donated": plan.donated_buffer and plan.bw is not None and md.bw_donated_idxs != [],
+        "backward_aligned": () if plan.bw is None else _aligned(plan.bw),
     }
 
 

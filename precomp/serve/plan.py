@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from precomp import _core, torch_api
+from precomp.errors import CompileViolation
 
 Graph = Callable[[list[Any]], Any]
 
@@ -22,7 +23,7 @@ def digests(record: dict[str, Any]) -> tuple[str, ...]:
     if record["kind"] == "split":
         found = [digest for part in record["plans"] for digest in digests(part)]
     else:
-        found = [digest for digest in (record["fw"], record["bw"]) if digest is not None]
+        found = [digest for digest in (record["fw"], record["bw"]) if isinstance(digest, str)]
     return tuple(dict.fromkeys(found))
 
 
@@ -32,21 +33,24 @@ def load(record: dict[str, Any], graph: Callable[[str], Graph]) -> Callable[...,
         return _core.SplitPlan(
             record["program"], tuple(load(part, graph) for part in record["plans"])
         )
-    backward = None if record["bw"] is None else graph(record["bw"])
-    return build(record, graph(record["fw"]), backward)
+    forward, backward = (
+        graph(digest) if isinstance(digest, str) else None
+        for digest in (record["fw"], record["bw"])
+    )
+    return build(record, forward, backward)
 
 
 def build(
     record: dict[str, Any],
-    forward_call: Graph | Sequence[Graph],
+    forward_call: Graph | Sequence[Graph | None] | None,
     backward_call: Graph | Sequence[Graph | None] | None = None,
 ) -> Callable[..., Any]:
     """Build the plan of *record* over the callables of its graphs.
 
-    A graph takes one list of arguments, which it empties, and returns a list or tuple. For a split
-    record both arguments are sequences with one callable per part (None for a part without
-    backward). The result takes the inputs of the Dynamo graph and returns a list or tuple of its
-    outputs. Raises ValueError if the record is malformed.
+    A graph takes one list of arguments, which it empties, and returns a list or tuple. None stands
+    for a graph without a module. For a split record both arguments are sequences with one callable
+    or None per part. The result takes the inputs of the Dynamo graph and returns a list or tuple of
+    its outputs. Raises ValueError if the record is malformed.
     """
     if record["kind"] == "split":
         assert isinstance(forward_call, Sequence)
@@ -55,11 +59,29 @@ def build(
         parts = zip(record["plans"], forward_call, backwards, strict=True)
         return _core.SplitPlan(record["program"], tuple(build(*part) for part in parts))
     torch_api.serve()
+    if isinstance(record["fw"], tuple):
+        forward_call = _pass_graph(record["fw"])
+    if isinstance(record["bw"], tuple):
+        backward_call = _pass_graph(record["bw"])
+    elif record["kind"] == "training" and record["bw"] is None:
+        backward_call = backward_call or _no_backward
     assert callable(forward_call) and not isinstance(backward_call, Sequence)
     plan = _core.Plan(resolve(record), forward_call, backward_call)
     if record["kind"] == "training":
         _bind_function(plan)
     return plan
+
+
+def _no_backward(args: list[Any]) -> Any:
+    """The backward of a graph that was captured without it: always a violation.
+
+    The graph itself is not in the artifact, so torch cannot compile its backward either.
+    """
+    what = "backward of a captured graph"
+    why = "its backward was not run while capturing"
+    hint = "run backward() inside the capture, or call the forward under torch.no_grad()"
+    _core.gate_trip("lower", what, why, None, hint)
+    raise CompileViolation("lower", what, why, _core.gate_where(), hint)
 
 
 def resolve(record: dict[str, Any]) -> dict[str, Any]:
@@ -75,6 +97,17 @@ def resolve(record: dict[str, Any]) -> dict[str, Any]:
             for position, form in record["tangents"]
         )
     return resolved
+
+
+def _pass_graph(outputs: tuple[tuple[str, Any], ...]) -> Graph:
+    """A graph without operations: gives arguments and constants."""
+
+    def call(args: list[Any]) -> tuple[Any, ...]:
+        returned = tuple(args[value] if tag == "i" else value for tag, value in outputs)
+        args.clear()
+        return returned
+
+    return call
 
 
 def _view_meta(name: str, state: tuple[Any, ...]) -> Any:

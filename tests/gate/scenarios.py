@@ -586,3 +586,95 @@ def threads_enter_and_leave_together():
         thread.join()
     assert not failures
     assert not raises(fresh)
+
+
+def hits_in_caches_pass_when_loads_are_allowed():
+    def other(x):
+        return x.sin() + 1
+
+    x = torch.ones(64)
+    first = torch.compile(other)(x)
+    torch._dynamo.reset()
+    again = torch.compile(other)
+    with strict_no_compile(allow=("trace", "load")):
+        assert torch.equal(again(x), first)
+    torch._dynamo.reset()
+    with swallowing(allow=("trace",)) as gate:
+        assert raises(torch.compile(other), x)
+    assert gate.violations[0].kind == "load"
+
+
+def kernels_in_tritons_cache_pass_when_loads_are_allowed():
+    import __main__ as programs
+
+    function = programs.kernel()
+    programs.fake_driver()
+    pointer = programs.Pointer()
+    function[(1,)](pointer, 10, B=16)
+    function.device_caches.clear()
+    with strict_no_compile(allow=("load",)):
+        function[(1,)](pointer, 10, B=16)
+    function.device_caches.clear()
+    with swallowing() as gate:
+        assert raises(lambda: function[(1,)](pointer, 10, B=16))
+    assert gate.violations[0].kind == "load"
+
+
+def triton_compiles_in_the_background_are_seen():
+    from triton.runtime._async_compile import AsyncCompileMode
+
+    import __main__ as programs
+
+    function = programs.kernel()
+    programs.fake_driver()
+    pointer = programs.Pointer()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with swallowing(allow=("load",)) as gate:
+            try:
+                with AsyncCompileMode(pool, ignore_errors=True):
+                    function.warmup(pointer, 10, B=16, grid=(1,))
+            except CompileViolation:
+                pass
+    assert gate.violations[0].kind == "build"
+
+
+def other_ways_into_dynamo_are_seen():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    x = torch.ones(4, 2)
+    query = torch.randn(1, 1, 16, 8)
+    optimized = torch._dynamo.optimize("eager")(lambda x: x.sin() + 2)
+    mapped = torch.compile(torch.vmap(lambda x: x.sin()), backend="eager")
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return x.sin()
+
+    model = Model()
+    model.compile(backend="eager")
+    for call in (
+        lambda: optimized(x),
+        lambda: mapped(x),
+        lambda: model(x),
+        lambda: flex_attention(query, query, query, score_mod=lambda s, b, h, i, j: s + 1),
+        lambda: torch.export.export(Model(), (x,), strict=True),
+    ):
+        with swallowing() as gate:
+            assert raises(call)
+        assert gate.violations[0].kind == "trace"
+
+
+def direct_use_of_inductor_is_seen():
+    import torch._inductor.compile_fx
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x = torch.ones(8)
+    graph = make_fx(lambda x: (x.sin(),))(x)
+    for call in (
+        lambda: torch._inductor.compile_fx.compile_fx(graph, [x]),
+        lambda: torch._inductor.standalone_compile(graph, [x]),
+    ):
+        with swallowing() as gate:
+            assert raises(call)
+        assert gate.violations[0].kind in ("trace", "load")
+        assert gate.violations[0].where.startswith(__file__)

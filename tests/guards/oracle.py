@@ -6,7 +6,6 @@ the replayer shows as a disagreement.
 
 from __future__ import annotations
 
-import itertools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -17,14 +16,12 @@ import torch.utils._device
 from precomp import _core, torch_api
 from precomp.guard_functions import decode_function
 
-MISSING = object()
 decode = _core.decode
 
 
 class Node:
     def __init__(self) -> None:
         self.leaves: list[Callable[[Any], bool]] = []
-        self.related: list[Callable[[Any, dict[Any, Any]], bool]] = []
         self.children: list[tuple[Callable[[Any], Any], Node]] = []
 
 
@@ -94,10 +91,12 @@ LEAF: dict[str, Callable[..., bool]] = {
     "add_equals_match_guard": _equal,
     "add_length_check_guard": lambda v, n: len(v) == n,
     "add_dict_length_check_guard": lambda v, n: isinstance(v, dict) and len(v) == n,
-    "add_tuple_iterator_length_guard": lambda v, n, kind: type(v) is kind
-    and v.__length_hint__() == n,
-    "add_range_iterator_match_guard": lambda v, a, b, c, kind: type(v) is kind
-    and _same_range(v, a, b, c),
+    "add_tuple_iterator_length_guard": lambda v, n, kind: (
+        type(v) is kind and v.__length_hint__() == n
+    ),
+    "add_range_iterator_match_guard": lambda v, a, b, c, kind: (
+        type(v) is kind and _same_range(v, a, b, c)
+    ),
     "add_none_match_guard": lambda v: v is None,
     "add_true_match_guard": lambda v: v is True,
     "add_false_match_guard": lambda v: v is False,
@@ -148,41 +147,6 @@ def _tensor(args: Any, tls: Any) -> Callable[[Any], bool]:
     return check
 
 
-def _no_alias(key: Any) -> Callable[[Any, dict[Any, Any]], bool]:
-    def check(value: Any, state: dict[Any, Any]) -> bool:
-        seen = state.setdefault(key, set())
-        fresh = id(value) not in seen
-        seen.add(id(value))
-        return fresh
-
-    return check
-
-
-def _same(key: Any) -> Callable[[Any, dict[Any, Any]], bool]:
-    return lambda value, state: state.setdefault(key, value) is value
-
-
-def _overlaps(tensors: list[Any]) -> set[tuple[int, int]]:
-    found = set()
-    for (i, a), (j, b) in itertools.combinations(enumerate(tensors), 2):
-        if a.untyped_storage()._cdata == b.untyped_storage()._cdata:
-            if torch._C._dynamo.guards.compute_overlapping_tensors([a, b], symbolic=False):
-                found.add((i, j))
-    return found
-
-
-def _overlap(key: Any, count: int, overlapping: int) -> Any:
-    def check(value: Any, state: dict[Any, Any]) -> bool:
-        seen = state.setdefault(key, [])
-        seen.append(value)
-        if len(seen) < count:
-            return True
-        indices = torch._C._dynamo.guards.compute_overlapping_tensors(seen, symbolic=False)
-        return {id(seen[i]) for i in indices} == {id(v) for v in state[key, "overlapping"]}
-
-    return check
-
-
 def build(record: dict[str, Any], f_globals: dict[str, Any]) -> Callable[[Any], bool]:
     """The decision of *record* as one function of the frame's locals."""
     nodes = [Node() for _ in range(record["nodes"])]
@@ -195,10 +159,7 @@ def build(record: dict[str, Any], f_globals: dict[str, Any]) -> Callable[[Any], 
             _, parent, node, key, _, category = op
             nodes[parent].children.append((_accessor(name, key, f_globals), nodes[node]))
             if isinstance(category, tuple):
-                nodes[node].leaves.append(
-                    lambda v, kind=decode(category[1]), n=category[2]: type(v) is kind
-                    and dict.__len__(v) == n
-                )
+                nodes[node].leaves.append(_dict_manager(decode(category[1]), category[2]))
             continue
         if name.startswith("install_"):
             _relation(name, op[2], nodes, relations, watched)
@@ -222,6 +183,10 @@ def build(record: dict[str, Any], f_globals: dict[str, Any]) -> Callable[[Any], 
             return False
 
     return check
+
+
+def _dict_manager(kind: type, length: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is kind and dict.__len__(value) == length
 
 
 def _accessor(name: str, key: Any, f_globals: dict[str, Any]) -> Callable[[Any], Any]:
@@ -253,8 +218,9 @@ def _relation(name: str, args: Any, nodes: Any, relations: Any, watched: set[int
     if name == "install_no_tensor_aliasing_guard":
         watched.update(args[0])
         relations.append(
-            lambda values, n=args[0]: len({id(values[i]) for i in n if i in values})
-            == len([i for i in n if i in values])
+            lambda values, n=args[0]: (
+                len({id(values[i]) for i in n if i in values}) == len([i for i in n if i in values])
+            )
         )
     elif name == "install_object_aliasing_guard":
         watched.update(args[:2])

@@ -59,9 +59,13 @@ def program(make: Callable[[], Program]) -> Callable[[], Program]:
 
 @contextlib.contextmanager
 def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    own = name.startswith("__") or not hasattr(owner, "__dict__") or any(
-        name in getattr(owner, place, {})
-        for place in ("__dict__", "_modules", "_parameters", "_buffers")
+    own = (
+        name.startswith("__")
+        or not hasattr(owner, "__dict__")
+        or any(
+            name in getattr(owner, place, {})
+            for place in ("__dict__", "_modules", "_parameters", "_buffers")
+        )
     )
     before = vars(owner)[name] if isinstance(owner, type) else getattr(owner, name)
     setattr(owner, name, value)
@@ -750,9 +754,7 @@ def user_object() -> Program:
             "factor_in_place": lambda: attribute(w, "factor", 7.0),
             "nested_item": lambda: item(w.more["x"], 1, 3),
             "class_attribute": lambda: attribute(Wrapper, "CLASS_FACTOR", 5),
-            "method_replaced": lambda: attribute(
-                Wrapper, "plus", staticmethod(lambda t: t + 2)
-            ),
+            "method_replaced": lambda: attribute(Wrapper, "plus", staticmethod(lambda t: t + 2)),
         },
     )
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import types
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -201,8 +199,8 @@ def late_tree() -> str:
     import torch._dynamo.convert_frame as convert_frame
 
     original = convert_frame.GuardedCode
-    convert_frame.GuardedCode = lambda code, manager, *a, **k: seen.append(manager) or original(
-        code, manager, *a, **k
+    convert_frame.GuardedCode = lambda code, manager, *a, **k: (
+        seen.append(manager) or original(code, manager, *a, **k)
     )
     torch.compile(twice, backend="eager")(x)
     convert_frame.GuardedCode = original

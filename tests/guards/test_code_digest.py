@@ -80,7 +80,7 @@ def test_running_the_code_does_not_matter() -> None:
 def test_hashing_of_the_process_does_not_matter() -> None:
     program = (
         "from precomp import _core\n"
-        "c = compile('x in {\"a\", \"b\", \"c\", \"d\", \"e\"}', '', 'eval')\n"
+        'c = compile(\'x in {"a", "b", "c", "d", "e"}\', \'\', \'eval\')\n'
         "print(_core.code_digest(c))"
     )
     digests = set()

@@ -288,7 +288,7 @@ assert "torch._dynamo" not in sys.modules
 
 def test_a_sharded_class_is_found_through_its_original(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("torch.distributed.fsdp._fully_shard._fully_shard")
-    Sharded = type("FSDPLinear", (torch.nn.Linear,), {"__module__": "somewhere"})  # noqa: N806
+    Sharded = type("FSDPLinear", (torch.nn.Linear,), {"__module__": "somewhere"})
     module.cls_to_fsdp_cls = {torch.nn.Linear: Sharded}
     monkeypatch.setitem(sys.modules, module.__name__, module)
     encoded = encode(Sharded)
@@ -404,8 +404,7 @@ def test_code_comes_back_with_another_place() -> None:
     nested = next(c for c in back.co_consts if isinstance(c, types.CodeType))
     assert (nested.co_filename, nested.co_firstlineno) == ("new.py", 101)
     assert [line for _, _, line in back.co_lines()] == [
-        None if line is None else line - code.co_firstlineno + 100
-        for _, _, line in code.co_lines()
+        None if line is None else line - code.co_firstlineno + 100 for _, _, line in code.co_lines()
     ]
     assert types.FunctionType(back, {"torch": torch})(1, b=2)((5,)) == (
         (5,),

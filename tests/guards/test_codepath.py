@@ -10,7 +10,7 @@ import pytest
 from precomp import _core
 from precomp.freeze import codepath
 
-SOURCE = '''
+SOURCE = """
 import functools
 
 def plain():
@@ -70,7 +70,7 @@ class Thing:
             return 10
 
 bound = Thing.klass
-'''
+"""
 
 
 @pytest.fixture

@@ -28,8 +28,7 @@ EXPECTED = {
     "unrecorded_guard": "the frame: the rebuilt guard manager has other guards",
     "rejected_frame": "the guards do not accept the frame they were made for",
     "unknown_method": (
-        "precomp: guards of this torch that precomp does not know: "
-        "GuardManager.add_brand_new_guard"
+        "precomp: guards of this torch that precomp does not know: GuardManager.add_brand_new_guard"
     ),
 }
 

@@ -126,7 +126,7 @@ folder = Path({str(recorded)!r})
 record = data.loads((folder / "vmapped.tape").read_bytes())
 specs = json.loads((folder / "recorded.json").read_text())["vmapped"]["specs"]
 harness.install_globals(specs, vars(programs))
-assert any(op[2][0][0] == "at" for op in record["ops"] if op[0] == "add_epilogue_lambda_guard")
+assert any(op[0] == "add_lambda_guard" and op[2][0][0] == "nodes" for op in record["ops"])
 root, keep = guards.build(
     _core.GuardTape(record), vars(programs), None, harness.GuardManagerType, harness.building()
 )

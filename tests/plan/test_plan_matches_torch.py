@@ -333,6 +333,47 @@ def test_int_and_none_outputs_beside_gradients(twin):
     t.compare(scenario)
 
 
+def test_graphs_without_operations(twin):
+    def identity(x, n):
+        return x.view(-1), None, x
+
+    t = twin(identity)
+    t.compare(lambda call: call(torch.randn(2, 2), 3))
+    t = twin(lambda x, y: (x + y, y.sum()))
+
+    def scenario(call):
+        x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+        out = call(x, y)[0]
+        out.backward(torch.ones(3))
+        return [out, x.grad, y.grad]
+
+    t.compare(scenario)
+
+    def views(x):
+        return x.view(-1), x.t(), x.detach()
+
+    t = twin(views)
+
+    def training(call):
+        x = torch.randn(2, 3, requires_grad=True)
+        outs = call(x)
+        (outs[0].sum() + outs[1].sum()).backward()
+        return [outs, x, x.grad]
+
+    t.compare(training)
+
+
+def test_backward_without_operations(direct):
+    def scenario(call):
+        x = torch.randn(3, requires_grad=True)
+        (out,) = call(x)
+        out.backward(torch.arange(3.0))
+        return [out, x.grad]
+
+    record = direct(lambda x: (x + 1,), scenario)
+    assert record["bw"] == (("i", 0),)
+
+
 # -- mutation ----------------------------------------------------------------
 
 

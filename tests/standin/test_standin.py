@@ -35,7 +35,7 @@ CASES: dict[str, str | None] = {
     "deep_copy": None,
     "transformer_encoder": None,
     "attention_bias": None,
-    "make_fx": "torch._dynamo.utils.dynamo_timed",
+    "make_fx": "torch._inductor.fx_passes",
     "symbolic_trace": None,
     "import_export": None,
     "export_program": "torch._dynamo.exc",

@@ -1,0 +1,213 @@
+"""What is known of torch's guard classes, and what is recorded of one guard tree."""
+
+from __future__ import annotations
+
+import re
+import types
+from typing import Any
+
+from precomp import torch_api
+from precomp.freeze.values import Encoded
+
+# Managers: the argument that holds the accessor's key (None: no key).
+MANAGERS: dict[str, str | None] = {
+    "framelocals_manager": "key",
+    "globals_dict_manager": "f_globals",
+    "lambda_manager": "python_lambda",
+    "dict_getitem_manager": "key",
+    "getitem_manager": "key",
+    "list_getitem_manager": "key",
+    "tuple_getitem_manager": "key",
+    "set_getitem_manager": "index",
+    "tuple_iterator_getitem_manager": "index",
+    "indexed_manager": "idx",
+    "tensor_property_size_manager": "idx",
+    "tensor_property_stride_manager": "idx",
+    "tensor_property_storage_offset_manager": "idx",
+    "generic_getattr_manager": "attr",
+    "getattr_manager": "attr",
+    "get_key_manager": "index",
+    "get_value_manager": "index",
+    "grad_manager": None,
+    "get_generic_dict_manager": None,
+    "func_defaults_manager": None,
+    "func_kwdefaults_manager": None,
+    "weakref_call_manager": None,
+    "call_function_no_args_manager": None,
+    "type_manager": None,
+    "type_dict_manager": None,
+    "type_mro_manager": None,
+    "code_manager": None,
+    "closure_manager": None,
+}
+
+# Leaves: what each argument is. k value, w verbose parts, u user stack (dropped), i id of an
+# object, f function, t example tensor, m function modes, d live dict. As in guard_tape.c.
+LEAVES: dict[str, str] = {
+    "add_type_match_guard": "iwu",
+    "add_id_match_guard": "iwu",
+    "add_equals_match_guard": "kwu",
+    "add_length_check_guard": "kwu",
+    "add_dict_length_check_guard": "kwu",
+    "add_tuple_iterator_length_guard": "kiwu",
+    "add_range_iterator_match_guard": "kkkiwu",
+    "add_none_match_guard": "wu",
+    "add_true_match_guard": "wu",
+    "add_false_match_guard": "wu",
+    "add_not_none_guard": "wu",
+    "add_float_is_nan_guard": "wu",
+    "add_complex_is_nan_guard": "wu",
+    "add_default_device_guard": "wu",
+    "add_dispatch_key_set_guard": "kwu",
+    "add_global_state_guard": "kwu",
+    "add_torch_function_mode_stack_guard": "mwu",
+    "add_no_hasattr_guard": "kwu",
+    "add_dict_contains_guard": "kkwu",
+    "add_set_contains_guard": "kkwu",
+    "add_dual_level_match_guard": "kwu",
+    "add_dimension_marking_guard": "kkkwu",
+    "add_mapping_keys_guard": "kwu",
+    "add_fake_script_type_match_guard": "kiwu",
+    "add_tensor_match_guard": "tkkkwukk",
+    "add_lambda_guard": "fwu",
+    "add_epilogue_lambda_guard": "fwu",
+    "add_dict_version_guard": "dwu",
+}
+
+# Recorded only to be refused by name.
+REFUSED: dict[str, str] = {
+    "global_weakref_manager": "weak reference to a global object (a compiled optimizer step)",
+    "mark_tag_safe": "recursive dict tags (use_recursive_dict_tags_for_guards)",
+    "mark_tag_safe_root": "recursive dict tags (use_recursive_dict_tags_for_guards)",
+    "install_symbolic_shape_guard": "C++ shape guards (enable_cpp_symbolic_shape_guards)",
+}
+
+RELATIONS = (
+    "install_no_tensor_aliasing_guard",
+    "install_object_aliasing_guard",
+    "install_storage_overlapping_guard",
+)
+
+# Methods that add nothing to a tree.
+QUERIES = frozenset(
+    "_pybind11_conduit_v1_ attach_compile_id check check_verbose clone_manager fail_count "
+    "get_accessors get_child_managers get_epilogue_lambda_guards get_key_value_managers "
+    "get_leaf_guards get_source get_type_of_guarded_value has_no_accessors "
+    "has_object_aliasing_guard is_guarded_value_immutable "
+    "is_recursive_dict_tag_matching_disabled is_tag_safe is_tag_safe_root".split()
+)
+
+ROOT = 0
+IMPLIED = "implied"  # a node whose guards another accessor already makes sure of
+RELATIONS_TEXT = "identity relations of objects"
+ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+
+
+# ------------------------------------------------------------------ categories of examples
+
+_CATEGORIES: dict[type, str] = {
+    type(None): "n",
+    bool: "b",
+    int: "i",
+    float: "f",
+    str: "s",
+    bytes: "y",
+    types.CodeType: "c",
+    types.BuiltinFunctionType: "bf",
+}
+
+
+def probe_immutable(names: Any) -> set[str]:
+    """The categories that C++ takes for immutable, asked from C++ itself."""
+    import torch
+
+    examples: dict[str, Any] = {
+        "n": None,
+        "b": True,
+        "i": 0,
+        "f": 0.0,
+        "s": "",
+        "y": b"",
+        "c": probe_immutable.__code__,
+        "bf": len,
+        "tu": (),
+        "tm": ([],),
+        "o": object(),
+        "d": {},
+        "T": torch.empty(0),
+        "P": torch.nn.Parameter(torch.empty(0)),
+    }
+    root = torch_api.serve().RootGuardManager()
+    kind = names.guard_manager_type.GUARD_MANAGER
+    return {
+        category
+        for category, example in examples.items()
+        if root.getitem_manager(category, category, example, kind).is_guarded_value_immutable()
+    }
+
+
+def category_of(value: Any, immutable: bool) -> str:
+    import torch
+
+    if isinstance(value, dict):
+        return "d"
+    if isinstance(value, torch.nn.Parameter):
+        return "P"
+    if isinstance(value, torch.Tensor):
+        return "T"
+    exact = _CATEGORIES.get(type(value))
+    if exact is not None:
+        return exact
+    if isinstance(value, tuple):
+        return "tu" if immutable else "tm"
+    for base, name in ((int, "i"), (float, "f"), (str, "s")):
+        if isinstance(value, base):
+            return name
+    return "o"
+
+
+# ------------------------------------------------------------------ one tree
+
+
+class Identity:
+    """An id guard whose object has no name: it takes part in a relation of objects."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Generated:
+    """A generated guard function, before its global names are renamed."""
+
+    def __init__(self, code: types.CodeType) -> None:
+        self.code = code
+
+
+class Tree:
+    """What was recorded of one root guard manager."""
+
+    def __init__(self, root: Any) -> None:
+        self.wrappers = [root]  # alive, so that pybind keeps giving the same ones
+        self.numbers = {id(root): ROOT}
+        self.ops: list[tuple[Any, ...]] = []
+        self.problems: list[str] = []
+        self.constant: dict[int, str] = {}  # node -> the module of Dynamo it is in, or IMPLIED
+        self.replaced: set[tuple[int, str]] = set()  # (node, kind) that a function stands for
+        self.registries: set[int] = set()  # nodes that hold the registry of pytree nodes
+        self.globals_node: int | None = None
+        self.stable: dict[str, str] = {}  # texts that depend on hashing -> without that
+        self.tls: tuple[int, int] | None = None
+        self.device: Encoded = ("k", None)
+
+    def add(self, wrapper: Any) -> int:
+        number = len(self.wrappers)
+        self.wrappers.append(wrapper)
+        self.numbers[id(wrapper)] = number
+        return number
+
+    def is_dict_manager(self, number: int) -> bool:
+        dict_manager = torch_api.serve().DictGuardManager
+        return number not in self.registries and isinstance(self.wrappers[number], dict_manager)
+
+    def source(self, number: int) -> str:
+        return "the frame" if number == ROOT else str(self.wrappers[number].get_source())
