@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -106,6 +107,17 @@ def prepare(
         raise PrecompError("prepare: devices: artifacts hold CPU kernels only; leave it out")
     if model is not None:
         raise PrecompError("prepare: model: binding to a model file is not available yet")
+    # Everything made here lives as long as the process: collecting meanwhile finds nothing.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _prepare(path, digest, runtime)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _prepare(path: str | os.PathLike[str], digest: str | None, runtime: str) -> Prepared:
     clock = time.perf_counter
     start = clock()
     seconds: dict[str, float] = {}

@@ -409,11 +409,12 @@ restore:
 
 PyDoc_STRVAR(FrameServer_forget_doc,
              "forget($self, /)\n--\n\n"
-             "Drop all built guard trees; they are built again when a frame asks.");
+             "Drop what is known of code and all built guard trees; frames ask again.");
 
 static PyObject *
 FrameServer_forget(PyObject *op, PyObject *Py_UNUSED(ignored))
 {
+    PyDict_Clear(FrameServer_CAST(op)->codes);
     PyDict_Clear(FrameServer_CAST(op)->built);
     Py_RETURN_NONE;
 }

@@ -225,6 +225,15 @@ def code_names(code: types.CodeType) -> set[str]:
     return names
 
 
+def integers(code: types.CodeType) -> set[int]:
+    """All integer constants of a code object and the code nested in it."""
+    found = {constant for constant in code.co_consts if type(constant) is int}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= integers(constant)
+    return found
+
+
 def nested_code(code: types.CodeType) -> set[types.CodeType]:
     """*code* and all code among its constants: what the digest of *code* covers."""
     found = {code}
@@ -382,6 +391,8 @@ class FrameFreezer:
         )
         original = rename_code(frame.original, rename)
         transformed = rename_code(frame.transformed, rename)
+        if self.recorder.guards.bound_ids(frame.guard_manager) & integers(frame.transformed):
+            raise Unsupported("the id() of an object is a constant of the compiled code")
         inlined, sources = self._inlined(frame)
         return {
             "name": qualname(frame.original),

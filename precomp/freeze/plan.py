@@ -9,7 +9,8 @@ The record (all values plain data, see docs/internals.md section 2):
 ``kind``
     ``"inference"``, ``"training"`` or ``"split"``.
 ``fw``, ``bw``
-    Digests of the modules of the forward and backward graph; ``bw`` is None for inference. A graph
+    Digests of the modules of the forward and backward graph; ``bw`` is None for inference and for
+    a training graph whose backward was not run while capturing. A graph
     without operations has no module: it is a tuple with one ``("i", argument)`` or ``("c",
     constant)`` per output.
 ``inputs``
@@ -475,8 +476,6 @@ def plan_reasons(plan: PlanSource, backend: str) -> list[str]:
         reasons.append("tensors that are attributes of the graph")
     if plan.fw is None:
         reasons.append(f"backend {backend!r}: the forward graph is not Inductor's")
-    if plan.kind == "training" and plan.bw is None:
-        reasons.append("backward was never compiled: run backward() once inside the capture")
     return reasons
 
 
@@ -564,8 +563,8 @@ def _training(plan: PlanSource) -> dict[str, Any]:
         "inputs_require_grad": any(info.requires_grad for info in md.input_info),
         "mutates_in_backward": bool(md.indices_of_inputs_that_requires_grad_with_mutations_in_bw),
         "deterministic": md.deterministic,
-        "donated": plan.donated_buffer and md.bw_donated_idxs != [],
-        "backward_aligned": _aligned(plan.bw),
+        "donated": plan.donated_buffer and plan.bw is not None and md.bw_donated_idxs != [],
+        "backward_aligned": () if plan.bw is None else _aligned(plan.bw),
     }
 
 

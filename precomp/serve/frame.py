@@ -213,7 +213,7 @@ class Runtime:
                 pair = self._build(entry, code, f_globals)
                 self._trees[number, id(f_globals)] = pair
                 return pair
-            except _core.Stale as reason:
+            except (_core.Stale, guards.NeedsCompiler) as reason:
                 entry.stale = str(reason)
                 self._trees[number, id(f_globals)] = None
                 return None
@@ -326,6 +326,8 @@ class Runtime:
 
     def why(self, frame: Any, numbers: tuple[int, ...]) -> str:
         """Why no entry accepts *frame*: the failed guard, or what changed."""
+        from precomp.serve.reasons import explain
+
         reasons = []
         for number in numbers:
             entry = self.entries.get(number)
@@ -336,7 +338,7 @@ class Runtime:
                 reasons.append(entry.stale or NOT_CAPTURED)
             else:
                 manager = built[1].guarded_code.guard_manager
-                reasons.append(guards.explain(manager.root, frame.f_locals, frame.f_globals))
+                reasons.append(explain(manager.root, frame.f_locals, frame.f_globals))
         if reasons:
             return "; ".join(dict.fromkeys(reasons))
         same_name = self.names.get(qualname(frame.f_code), ())

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from precomp import _core, torch_api
+from precomp.errors import CompileViolation
 
 Graph = Callable[[list[Any]], Any]
 
@@ -62,11 +63,25 @@ def build(
         forward_call = _pass_graph(record["fw"])
     if isinstance(record["bw"], tuple):
         backward_call = _pass_graph(record["bw"])
+    elif record["kind"] == "training" and record["bw"] is None:
+        backward_call = backward_call or _no_backward
     assert callable(forward_call) and not isinstance(backward_call, Sequence)
     plan = _core.Plan(resolve(record), forward_call, backward_call)
     if record["kind"] == "training":
         _bind_function(plan)
     return plan
+
+
+def _no_backward(args: list[Any]) -> Any:
+    """The backward of a graph that was captured without it: always a violation.
+
+    The graph itself is not in the artifact, so torch cannot compile its backward either.
+    """
+    what = "backward of a captured graph"
+    why = "its backward was not run while capturing"
+    hint = "run backward() inside the capture, or call the forward under torch.no_grad()"
+    _core.gate_trip("lower", what, why, None, hint)
+    raise CompileViolation("lower", what, why, _core.gate_where(), hint)
 
 
 def resolve(record: dict[str, Any]) -> dict[str, Any]:

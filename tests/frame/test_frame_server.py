@@ -100,7 +100,8 @@ def test_entries_are_tried_in_order_and_stale_ones_passed_over():
         if number == 1:
             return None
         return (lambda f_locals: number == 3), _core.FrameReturn(None, SKIP)
-    server = _core.FrameServer(lambda code: (1, 2, 3), build, no_miss)
+    asked = []
+    server = _core.FrameServer(lambda code: asked.append(1) or (1, 2, 3), build, no_miss)
     frame = types.SimpleNamespace(f_code=build.__code__, f_globals=globals(), f_locals={})
     assert type(server.accept(frame)) is _core.FrameReturn
     assert tried == [1, 2, 3] and server.served == {3: 1}
@@ -109,6 +110,7 @@ def test_entries_are_tried_in_order_and_stale_ones_passed_over():
     server.forget()
     server.accept(frame)
     assert tried == [1, 2, 3, 1, 1, 2, 3]
+    assert asked == [1, 1]
     """)
 
 

@@ -16,9 +16,11 @@ from torch._inductor.compile_fx import compile_fx
 from torch._inductor.utils import fresh_cache
 
 from precomp import torch_api
+from precomp.errors import CompileViolation
 from precomp.freeze import plan as freeze_plan
 from precomp.freeze.plan import GraphSource, PlanRecorder, PlanSource
 from precomp.freeze.store import Unsupported
+from precomp.serve.plan import build
 
 
 def source_digest(graph: Any) -> str:
@@ -191,12 +193,20 @@ def test_inductor_by_other_ways_of_naming_it(twin, ignore_warnings):
     assert freeze_all(t)[0]["kind"] == "inference"
 
 
-def test_backward_that_never_ran_is_refused(twin, ignore_warnings):
+def test_backward_that_never_ran_is_a_violation_when_it_is_asked_for(twin, ignore_warnings):
     t = twin(lambda x: x.sin())
     x = torch.ones(2, requires_grad=True)
     with torch._functorch.config.patch(enable_autograd_cache=False):
         out = t(x)
-    assert "run backward() once inside the capture" in refused(t)
+    record = freeze_all(t)[0]
+    assert record["bw"] is None
+    plan = build(record, lambda args: (args[0].sin(), args[0]))
+    (served,) = plan(x)
+    assert torch.equal(served, x.sin())
+    with pytest.raises(CompileViolation) as caught:
+        served.sum().backward()
+    assert caught.value.kind == "lower"
+    assert "backward was not run while capturing" in str(caught.value)
     out.sum().backward()
     assert freeze_all(t)[0]["bw"]
 
@@ -296,7 +306,7 @@ def test_all_reasons_are_listed_at_once():
     with pytest.raises(Unsupported) as caught:
         PlanRecorder().freeze(source, source_digest)
     reasons = str(caught.value).split("; ")
-    assert len(reasons) == 5
+    assert len(reasons) == 4
     assert "BackwardState (backward hooks in the graph)" in reasons
 
 
