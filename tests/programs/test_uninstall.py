@@ -87,7 +87,7 @@ def test_everything_is_as_before(artifact, bare):
 
 
 def test_after_serving_all_is_as_if_only_torch_itself_had_imported_its_compiler(artifact, bare):
-    """torch's C++ keeps an enum of the stand-in, so uninstall makes the stand-in the real package."""
+    """torch's C++ keeps an enum of the stand-in, so uninstall makes it the real package."""
     path, y = artifact
     bare.write("user.py", MODULE)
     oracle = f"""{SNAPSHOT}
