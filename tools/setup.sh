@@ -100,7 +100,7 @@ sys.exit(m.version('torch').split('+')[0] != '$TORCH')" 2>/dev/null; then
     fi
     for set in "$@"; do
         case $set in
-        test) pip_install "pytest>=8" pytest-timeout hypothesis || return 1 ;;
+        test) pip_install "pytest>=8" pytest-timeout pytest-xdist hypothesis || return 1 ;;
         models) pip_install "transformers==5.24.0" || return 1 ;;
         lint) pip_install ruff mypy || return 1 ;;
         esac
