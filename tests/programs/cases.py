@@ -307,21 +307,6 @@ def generator_function():
     return values(f(X))
 
 
-def raises_inside():
-    @torch.compile
-    def f(x, k):
-        if k > 2:
-            raise ValueError(f"k is {k}")
-        return x * k
-
-    out = [values(f(X, 1))]
-    try:
-        f(X, 3)
-    except ValueError as error:
-        out.append(str(error))
-    return out
-
-
 CASES = {
     f.__name__: f
     for f in (
@@ -330,6 +315,6 @@ CASES = {
         unpicklable_config, attribute_set_on_a_tensor, partial_as_input, partial_made_inside,
         generator_over_an_attribute, gradient_scaler, constant_tensor_made_inside, import_inside,
         same_shapes_other_work, autocast_and_plain, loop_index, empty_tensors,
-        many_outputs_and_inputs, wrapper_in_cpp, mutated_global, generator_function, raises_inside,
+        many_outputs_and_inputs, wrapper_in_cpp, mutated_global, generator_function,
     )
 }  # fmt: skip

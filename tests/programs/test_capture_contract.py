@@ -53,7 +53,7 @@ def test_a_clean_exit_with_a_path_writes_the_artifact(here):
             torch.compile(f)(torch.ones(3))
         artifact = precomp.Artifact.open("out.precomp")
         artifact.verify()
-        done(kinds=sorted({e[0] for e in artifact.entries}), report=str(capture.report()))
+        done(kinds=sorted({e.kind for e in artifact.entries}), report=str(capture.report()))
         """,
     )
     assert {"frame", "kernel", "module", "plan"} <= set(facts["kinds"])
@@ -99,7 +99,7 @@ def test_captures_do_not_nest(here):
             with precomp.capture():
                 with precomp.capture():
                     pass
-        except precomp.PrecompError as error:
+        except (precomp.PrecompError, RuntimeError) as error:
             text = str(error)
         with precomp.capture("out.precomp"):
             torch.compile(f)(torch.ones(3))
@@ -145,17 +145,13 @@ def test_reset_records_code_that_was_compiled_before(here, bare):
 
 
 UNSUPPORTED = """
-    class Odd:
-        "Its identity is guarded and cannot be found again in another process."
-        def __init__(self):
-            self.n = 2
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=torch.tensor(0.1))
+    weight.grad = torch.ones(3)
 
-    def uses(x, key):
-        return x * TABLE[key]
-
-    import weakref
-    key = Odd()
-    TABLE = {key: 3.0}
+    def uses():
+        "Guards on the identity of the optimizer and of its state."
+        optimizer.step()
 """
 
 
@@ -166,14 +162,15 @@ def test_what_cannot_be_frozen_is_refused_by_name(here):
         + textwrap.dedent("""
         with precomp.capture() as capture:
             torch.compile(f)(torch.ones(3))
-            torch.compile(uses)(torch.ones(3), key)
+            torch.compile(uses)()
         done(found=problems(lambda: capture.finalize("out.precomp")), files=os.listdir("."))
         """),
     )
     assert facts["found"] is not None, "an identity that means nothing elsewhere was frozen"
-    ((function, reason),) = facts["found"]["problems"]
-    assert "uses" in function
-    assert reason
+    assert facts["found"]["problems"]
+    for function, reason in facts["found"]["problems"]:
+        assert "uses" in function or "step" in function
+        assert reason in facts["found"]["text"]
     assert "out.precomp" not in facts["files"]
 
 
@@ -185,13 +182,14 @@ def test_skip_leaves_out_what_cannot_be_frozen_and_reports_it(here, bare):
         + textwrap.dedent("""
         with precomp.capture(on_unsupported="skip") as capture:
             torch.compile(f)(torch.ones(3))
-            torch.compile(uses)(torch.ones(3), key)
+            torch.compile(uses)()
         capture.finalize(sys.argv[1])
         done(report=str(capture.report()))
         """),
         artifact,
     )
-    assert "uses" in facts["report"]
+    assert "not supported" in facts["report"]
+    assert "uses" in facts["report"] or "step" in facts["report"]
     served = script(
         bare,
         textwrap.dedent(UNSUPPORTED)
@@ -201,7 +199,7 @@ def test_skip_leaves_out_what_cannot_be_frozen_and_reports_it(here, bare):
             torch.compile(f)(torch.ones(3))
         try:
             with precomp.strict_no_compile():
-                torch.compile(uses)(torch.ones(3), key)
+                torch.compile(uses)()
             why = None
         except precomp.CompileViolation as violation:
             why = violation.why
@@ -295,6 +293,8 @@ def test_everything_captures_patch_is_restored(here):
         def snapshot():
             seen = {}
             for name, module in list(sys.modules.items()):
+                if "compile_tasks." in name:
+                    continue  # modules that Inductor wrote
                 if name.startswith(("torch._dynamo", "torch._inductor", "torch._functorch",
                                     "torch._C")) and isinstance(module, types.ModuleType):
                     for key, value in list(vars(module).items()):
@@ -333,7 +333,7 @@ def test_aliases_of_the_three_verbs(here):
     assert facts == {"digest": 64, "same": True}
 
 
-def test_capture_and_prepare_refuse_an_unknown_torch_in_one_line(bare):
+def test_an_unknown_torch_is_refused(captured, bare):
     code = """
         import torch
         torch.__version__ = "3.1.0"
@@ -347,5 +347,6 @@ def test_capture_and_prepare_refuse_an_unknown_torch_in_one_line(bare):
                 seen[name] = str(error)
         done(**seen)
     """
-    facts = bare.script(code, bare.root / "any.precomp").facts
+    facts = bare.script(code, captured("mlp").artifact).facts
     assert "3.1.0" in facts["capture"] and "\n" not in facts["capture"]
+    assert "3.1.0" in facts["prepare"]

@@ -40,13 +40,14 @@ SERVE = """
     torch.set_num_threads(1)
     import precomp
     directory, cases, name = sys.argv[1:]
-    precomp.prepare(os.path.join(directory, name + ".precomp"))
+    prepared = precomp.prepare(os.path.join(directory, name + ".precomp"))
     sys.path.insert(0, cases)
     from cases import CASES
     with precomp.strict_no_compile():
         result = CASES[name]()
-    done(result=result, compiler=[m for m in ("torch._dynamo.convert_frame",
-         "torch._inductor.compile_fx", "triton") if m in sys.modules])
+    done(result=result, report=str(prepared.report()),
+         compiler=[m for m in ("torch._dynamo.convert_frame", "torch._inductor.compile_fx",
+                               "triton") if m in sys.modules])
 """
 
 # Refused at capture, by name; everything else has to be served.
@@ -79,7 +80,7 @@ def test_case_is_served_bit_identical_or_refused_by_name(cases, bare, name):
         return
     served = bare.script(SERVE, directory, HERE, name).facts
     assert differences(facts["captured"][name], served["result"]) == []
-    assert served["compiler"] == []
+    assert served["compiler"] == [], served["report"]
 
 
 FUNCTION = """
@@ -477,8 +478,9 @@ def test_inductors_lowering_is_not_imported_by_loading(simple, bare):
     with precomp.strict_no_compile():
         y = torch.compile(f)(X).tolist()
     heavy = sorted(m for m in set(sys.modules) - before
-                   if m.startswith(("torch._inductor", "sympy", "triton", "torch._dynamo."))
-                   or m == "torch._functorch.aot_autograd")
+                   if m.startswith(("torch._inductor.", "sympy", "triton"))
+                   or m in ("torch._functorch.aot_autograd", "torch._dynamo.convert_frame",
+                            "torch._dynamo.symbolic_convert", "torch._dynamo.guards"))
     done(y=y, heavy=heavy)
     """
     assert bare.script(code, path).facts == {"y": y, "heavy": []}
