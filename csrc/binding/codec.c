@@ -55,7 +55,8 @@ decode_dict(decoder *self, PyObject *pairs)
             goto fail;
         }
         key = codec_decode_value(self, PyTuple_GET_ITEM(pair, 0));
-        value = key == NULL ? NULL : codec_decode_value(self, PyTuple_GET_ITEM(pair, 1));
+        value =
+            key == NULL ? NULL : codec_decode_value(self, PyTuple_GET_ITEM(pair, 1));
         if (value == NULL || PyDict_SetItem(dict, key, value) < 0) {
             goto fail;
         }
@@ -152,8 +153,12 @@ decode_partial(decoder *self, PyObject *encoded)
         return NULL;
     }
     function = codec_decode_value(self, PyTuple_GET_ITEM(encoded, 1));
-    arguments = function == NULL ? NULL : codec_decode_value(self, PyTuple_GET_ITEM(encoded, 2));
-    keywords = arguments == NULL ? NULL : codec_decode_value(self, PyTuple_GET_ITEM(encoded, 3));
+    arguments = function == NULL
+                    ? NULL
+                    : codec_decode_value(self, PyTuple_GET_ITEM(encoded, 2));
+    keywords = arguments == NULL
+                   ? NULL
+                   : codec_decode_value(self, PyTuple_GET_ITEM(encoded, 3));
     if (keywords == NULL) {
         goto done;
     }
@@ -272,8 +277,9 @@ decode_identity(decoder *self, uint32_t tag, PyObject *encoded)
         case TAG1('C'):
             return codec_decode_code_path(self, encoded);
         case TAG1('M'):
-            return codec_has_shape(encoded, "s") ? codec_find_module(self, PyTuple_GET_ITEM(encoded, 1))
-                                           : NULL;
+            return codec_has_shape(encoded, "s")
+                       ? codec_find_module(self, PyTuple_GET_ITEM(encoded, 1))
+                       : NULL;
         case TAG1('A'):
             return codec_decode_anonymous(self, encoded);
         case TAG2('F', 'S'):
@@ -281,15 +287,21 @@ decode_identity(decoder *self, uint32_t tag, PyObject *encoded)
         case TAG2('e', 'n'):
             return codec_decode_enum(self, encoded);
         case TAG2('d', 't'):
-            return codec_has_shape(encoded, "s") ? codec_decode_torch_path(self, encoded, NULL, 1) : NULL;
+            return codec_has_shape(encoded, "s")
+                       ? codec_decode_torch_path(self, encoded, NULL, 1)
+                       : NULL;
         case TAG2('n', 's'):
-            return codec_has_shape(encoded, "s") ? codec_decode_torch_path(self, encoded, "ops", 1) : NULL;
+            return codec_has_shape(encoded, "s")
+                       ? codec_decode_torch_path(self, encoded, "ops", 1)
+                       : NULL;
         case TAG2('o', 'p'):
-            return codec_has_shape(encoded, "sss") ? codec_decode_torch_path(self, encoded, "ops", 3)
-                                             : NULL;
+            return codec_has_shape(encoded, "sss")
+                       ? codec_decode_torch_path(self, encoded, "ops", 3)
+                       : NULL;
         case TAG3('o', 'p', 'p'):
-            return codec_has_shape(encoded, "ss") ? codec_decode_torch_path(self, encoded, "ops", 2)
-                                            : NULL;
+            return codec_has_shape(encoded, "ss")
+                       ? codec_decode_torch_path(self, encoded, "ops", 2)
+                       : NULL;
         default:
             return codec_bad_encoding(encoded);
     }
@@ -336,14 +348,17 @@ decode_tagged(decoder *self, uint32_t tag, PyObject *encoded)
         case TAG1('r'):
             return decode_range(encoded);
         case TAG2('d', 'v'):
-            return codec_has_shape(encoded, "s") ? codec_call_torch("device", PyTuple_GET_ITEM(encoded, 1))
-                                           : NULL;
+            return codec_has_shape(encoded, "s")
+                       ? codec_call_torch("device", PyTuple_GET_ITEM(encoded, 1))
+                       : NULL;
         case TAG2('d', 'k'):
             return codec_decode_key_set(self, encoded);
         case TAG3('i', 'r', 'm'):
             return codec_decode_inverse_mode(self, encoded);
         case TAG2('g', 's'):
-            return codec_has_shape(encoded, "e") ? codec_decode_state_guard(self, encoded) : NULL;
+            return codec_has_shape(encoded, "e")
+                       ? codec_decode_state_guard(self, encoded)
+                       : NULL;
         case TAG3('d', 'k', 's'):
             return decode_dict_keys(self, encoded);
         case TAG2('m', 'p'):
@@ -432,10 +447,10 @@ decode_code_object(decoder *self, PyObject *encoded, PyObject *filename, long ba
     constants = PyTuple_New(PyTuple_GET_SIZE(items));
     for (Py_ssize_t i = 0; constants != NULL && i < PyTuple_GET_SIZE(items); i++) {
         PyObject *item = PyTuple_GET_ITEM(items, i); /* borrowed */
-        PyObject *value = codec_has_tag(item, "CODE") && PyTuple_GET_SIZE(item) == 2
-                              ? decode_code_object(self, PyTuple_GET_ITEM(item, 1),
-                                                   filename, base)
-                              : codec_decode_value(self, item);
+        PyObject *value =
+            codec_has_tag(item, "CODE") && PyTuple_GET_SIZE(item) == 2
+                ? decode_code_object(self, PyTuple_GET_ITEM(item, 1), filename, base)
+                : codec_decode_value(self, item);
         if (value == NULL) {
             goto done;
         }
@@ -447,8 +462,8 @@ decode_code_object(decoder *self, PyObject *encoded, PyObject *filename, long ba
         goto done;
     }
     line += base;
-    keywords = Py_BuildValue("{sOsOsl}", "co_consts", constants, "co_filename", filename,
-                             "co_firstlineno", line < 1 ? 1L : line);
+    keywords = Py_BuildValue("{sOsOsl}", "co_consts", constants, "co_filename",
+                             filename, "co_firstlineno", line < 1 ? 1L : line);
     if (keywords != NULL) {
         result = PyObject_Call(replace, nothing, keywords);
     }
@@ -479,13 +494,14 @@ take_twins(PyObject **twins)
     return 1;
 }
 
-PyDoc_STRVAR(core_decode_doc,
-             "decode(encoded, twins=None)\n--\n\n"
-             "The value of an encoded value (docs/internals.md, section 2).\n\n"
-             "*twins* maps (module, qualname) to what stands for it while the real module\n"
-             "is not loaded, and (module, '') to a stand-in of the module itself.\n"
-             "Raises Stale when the value is gone or has changed since it was captured,\n"
-             "ValueError when *encoded* is malformed.");
+PyDoc_STRVAR(
+    core_decode_doc,
+    "decode(encoded, twins=None)\n--\n\n"
+    "The value of an encoded value (docs/internals.md, section 2).\n\n"
+    "*twins* maps (module, qualname) to what stands for it while the real module\n"
+    "is not loaded, and (module, '') to a stand-in of the module itself.\n"
+    "Raises Stale when the value is gone or has changed since it was captured,\n"
+    "ValueError when *encoded* is malformed.");
 
 static PyObject *
 core_decode_function(PyObject *module, PyObject *args, PyObject *kwargs)
@@ -493,7 +509,8 @@ core_decode_function(PyObject *module, PyObject *args, PyObject *kwargs)
     static char *names[] = {(char *)"encoded", (char *)"twins", NULL};
     PyObject *encoded = NULL; /* borrowed */
     PyObject *twins = NULL;   /* borrowed */
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:decode", names, &encoded, &twins) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:decode", names, &encoded,
+                                     &twins) ||
         !take_twins(&twins)) {
         return NULL;
     }
@@ -508,7 +525,8 @@ PyDoc_STRVAR(core_decode_code_doc,
 static PyObject *
 core_decode_code(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {(char *)"encoded", (char *)"filename", (char *)"firstlineno", (char *)"twins", NULL};
+    static char *names[] = {(char *)"encoded", (char *)"filename",
+                            (char *)"firstlineno", (char *)"twins", NULL};
     PyObject *encoded = NULL;  /* borrowed */
     PyObject *filename = NULL; /* borrowed */
     PyObject *twins = NULL;    /* borrowed */
@@ -522,11 +540,12 @@ core_decode_code(PyObject *module, PyObject *args, PyObject *kwargs)
     return decode_code_object(&self, encoded, filename, line);
 }
 
-PyDoc_STRVAR(core_code_at_doc,
-             "code_at(module, steps, twins=None)\n--\n\n"
-             "The code object that *steps* (docs/internals.md, section 5) lead to from the\n"
-             "module of that name. No descriptor is run. Raises Stale when they lead to\n"
-             "no code any more.");
+PyDoc_STRVAR(
+    core_code_at_doc,
+    "code_at(module, steps, twins=None)\n--\n\n"
+    "The code object that *steps* (docs/internals.md, section 5) lead to from the\n"
+    "module of that name. No descriptor is run. Raises Stale when they lead to\n"
+    "no code any more.");
 
 static PyObject *
 core_code_at(PyObject *module, PyObject *args, PyObject *kwargs)
@@ -561,7 +580,8 @@ static PyMethodDef codec_methods[] = {
      core_decode_doc},
     {"decode_code", PC_METHOD(core_decode_code), METH_VARARGS | METH_KEYWORDS,
      core_decode_code_doc},
-    {"code_at", PC_METHOD(core_code_at), METH_VARARGS | METH_KEYWORDS, core_code_at_doc},
+    {"code_at", PC_METHOD(core_code_at), METH_VARARGS | METH_KEYWORDS,
+     core_code_at_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -571,9 +591,10 @@ core_add_codec(PyObject *module)
     core_state *state = core_state_get(module);
     state->stale = PyErr_NewExceptionWithDoc(
         "precomp._core.Stale",
-        "Something an artifact names is gone or has changed since it was captured.", NULL,
-        NULL);
-    if (state->stale == NULL || PyModule_AddObjectRef(module, "Stale", state->stale) < 0) {
+        "Something an artifact names is gone or has changed since it was captured.",
+        NULL, NULL);
+    if (state->stale == NULL ||
+        PyModule_AddObjectRef(module, "Stale", state->stale) < 0) {
         return -1;
     }
     return PyModule_AddFunctions(module, codec_methods);

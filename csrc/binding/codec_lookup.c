@@ -142,8 +142,8 @@ codec_find_module(decoder *self, PyObject *name)
         goto done;
     }
     if (is_compiler_module(name)) {
-        codec_stale(self->state, "module %U belongs to torch's compiler and is not loaded",
-                    name);
+        codec_stale(self->state,
+                    "module %U belongs to torch's compiler and is not loaded", name);
         goto done;
     }
     found = PyImport_Import(name);
@@ -220,7 +220,8 @@ codec_kind_of(PyObject *object)
             goto done;
         }
     }
-    result = PyUnicode_FromFormat("%s %U.%U", Py_TYPE(object)->tp_name, parts[0], parts[1]);
+    result =
+        PyUnicode_FromFormat("%s %U.%U", Py_TYPE(object)->tp_name, parts[0], parts[1]);
 done:
     Py_XDECREF(parts[0]);
     Py_XDECREF(parts[1]);
@@ -390,7 +391,8 @@ codec_find_code(decoder *self, PyObject *module, PyObject *steps)
         }
     }
     if (!PyCode_Check(object)) {
-        codec_stale(self->state, "%U: %R does not lead to code any more", module, steps);
+        codec_stale(self->state, "%U: %R does not lead to code any more", module,
+                    steps);
         Py_CLEAR(object);
     }
     return object;
@@ -400,8 +402,8 @@ codec_find_code(decoder *self, PyObject *module, PyObject *steps)
 static PyObject *
 steps_text(PyObject *steps)
 {
-    PyObject *dot = NULL;    /* owned */
-    PyObject *result = NULL; /* owned, returned */
+    PyObject *dot = NULL;            /* owned */
+    PyObject *result = NULL;         /* owned, returned */
     PyObject *names = PyList_New(0); /* owned */
     for (Py_ssize_t i = 0; names != NULL && i < PyTuple_GET_SIZE(steps); i++) {
         PyObject *step = PyTuple_GET_ITEM(steps, i); /* borrowed: it was taken */
@@ -448,7 +450,7 @@ codec_decode_code_path(decoder *self, PyObject *encoded)
         return NULL;
     }
     PyObject *module = PyTuple_GET_ITEM(encoded, 1); /* borrowed */
-    PyObject *steps = PyTuple_GET_ITEM(encoded, 2); /* borrowed */
+    PyObject *steps = PyTuple_GET_ITEM(encoded, 2);  /* borrowed */
     code = codec_find_code(self, module, steps);
     if (code != NULL && !is_twinned(self, module)) {
         PyObject *name = steps_text(steps); /* owned */

@@ -45,7 +45,8 @@ codec_decode_state_guard(decoder *self, PyObject *encoded)
     if (guard == NULL) {
         return NULL;
     }
-    ignore = PyObject_CallMethod(guard, "__setstate__", "O", PyTuple_GET_ITEM(encoded, 1));
+    ignore =
+        PyObject_CallMethod(guard, "__setstate__", "O", PyTuple_GET_ITEM(encoded, 1));
     if (ignore == NULL) {
         Py_CLEAR(guard);
     }
@@ -63,11 +64,10 @@ codec_decode_numpy(PyObject *encoded)
         return NULL;
     }
     numpy = PyImport_ImportModule("numpy");
-    array = numpy == NULL
-                ? NULL
-                : PyObject_CallMethod(numpy, "frombuffer", "OO",
-                                      PyTuple_GET_ITEM(encoded, 2),
-                                      PyTuple_GET_ITEM(encoded, 1));
+    array = numpy == NULL ? NULL
+                          : PyObject_CallMethod(numpy, "frombuffer", "OO",
+                                                PyTuple_GET_ITEM(encoded, 2),
+                                                PyTuple_GET_ITEM(encoded, 1));
     if (array != NULL) {
         result = PySequence_GetItem(array, 0);
     }
@@ -136,7 +136,7 @@ codec_decode_enum(decoder *self, PyObject *encoded)
     }
     else if (found == NULL) {
         codec_stale_from_error(self->state, "%R has no member %U any more", type,
-                         PyTuple_GET_ITEM(encoded, 2));
+                               PyTuple_GET_ITEM(encoded, 2));
     }
     Py_DECREF(type);
     return found;

@@ -28,8 +28,8 @@ typedef struct {
 static PyMemberDef FrameReturn_members[] = {
     {"guarded_code", T_OBJECT_EX, offsetof(FrameReturnObject, guarded_code), READONLY,
      "Code and guards to install, or None."},
-    {"frame_exec_strategy", T_OBJECT_EX, offsetof(FrameReturnObject, strategy), READONLY,
-     "What torch does with this frame and the frames it calls."},
+    {"frame_exec_strategy", T_OBJECT_EX, offsetof(FrameReturnObject, strategy),
+     READONLY, "What torch does with this frame and the frames it calls."},
     {"skip_reason", T_OBJECT_EX, offsetof(FrameReturnObject, skip_reason), READONLY,
      "Why the frame runs as it is, or None."},
     {"apply_to_code", T_BOOL, offsetof(FrameReturnObject, apply_to_code), READONLY,
@@ -41,12 +41,12 @@ static PyObject *
 FrameReturn_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static const char *const keywords[] = {"guarded_code", "strategy", "apply_to_code",
-                               "skip_reason", NULL};
+                                           "skip_reason", NULL};
     PyObject *guarded_code, *strategy, *skip_reason = Py_None; /* borrowed */
     int apply = 1;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|pO:FrameReturn",
-                                     (char **)keywords,
-                                     &guarded_code, &strategy, &apply, &skip_reason)) {
+                                     (char **)keywords, &guarded_code, &strategy,
+                                     &apply, &skip_reason)) {
         return NULL;
     }
     FrameReturnObject *self = FrameReturn_CAST(type->tp_alloc(type, 0));
@@ -91,16 +91,20 @@ FrameReturn_dealloc(PyObject *op)
     Py_DECREF(type);
 }
 
-PyDoc_STRVAR(FrameReturn_doc,
-             "FrameReturn(guarded_code, strategy, apply_to_code=True, skip_reason=None)\n"
-             "--\n\n"
-             "Answer to torch's frame evaluator. guarded_code None means: run the frame "
-             "as it is.");
+PyDoc_STRVAR(
+    FrameReturn_doc,
+    "FrameReturn(guarded_code, strategy, apply_to_code=True, skip_reason=None)\n"
+    "--\n\n"
+    "Answer to torch's frame evaluator. guarded_code None means: run the frame "
+    "as it is.");
 
 static PyType_Slot FrameReturn_slots[] = {
-    {Py_tp_doc, (void *)FrameReturn_doc}, {Py_tp_new, FrameReturn_new},
-    {Py_tp_dealloc, FrameReturn_dealloc}, {Py_tp_traverse, FrameReturn_traverse},
-    {Py_tp_clear, FrameReturn_clear},     {Py_tp_members, FrameReturn_members},
+    {Py_tp_doc, (void *)FrameReturn_doc},
+    {Py_tp_new, FrameReturn_new},
+    {Py_tp_dealloc, FrameReturn_dealloc},
+    {Py_tp_traverse, FrameReturn_traverse},
+    {Py_tp_clear, FrameReturn_clear},
+    {Py_tp_members, FrameReturn_members},
     {0, NULL},
 };
 
@@ -116,9 +120,10 @@ static PyType_Spec FrameReturn_spec = {
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
-    PyObject *find;   /* owned: code -> tuple of entry numbers, or FrameReturn */
-    PyObject *build;  /* owned: (entry, code, f_globals) -> (check, FrameReturn) | None */
-    PyObject *miss;   /* owned: (frame, cache_entry, frame_state, entries) -> answer */
+    PyObject *find; /* owned: code -> tuple of entry numbers, or FrameReturn */
+    PyObject
+        *build;     /* owned: (entry, code, f_globals) -> (check, FrameReturn) | None */
+    PyObject *miss; /* owned: (frame, cache_entry, frame_state, entries) -> answer */
     PyObject *codes;  /* owned: dict id(code) -> (code, find's result) */
     PyObject *built;  /* owned: dict (entry, id(f_globals)) -> (result, f_globals) */
     PyObject *served; /* owned: dict entry -> number of times it was installed */
@@ -165,7 +170,8 @@ done:
 /* Returns a new reference to (check, FrameReturn) of *entry* for *f_globals*, to None
    when the entry is stale, or NULL with an exception set. */
 static PyObject *
-server_built(FrameServerObject *self, PyObject *entry, PyObject *code, PyObject *f_globals)
+server_built(FrameServerObject *self, PyObject *entry, PyObject *code,
+             PyObject *f_globals)
 {
     PyObject *address = NULL, *key = NULL, *row = NULL, *result = NULL;
     address = PyLong_FromVoidPtr(f_globals);
@@ -184,7 +190,8 @@ server_built(FrameServerObject *self, PyObject *entry, PyObject *code, PyObject 
     if (PyErr_Occurred()) {
         goto done;
     }
-    PyObject *made = PyObject_CallFunctionObjArgs(self->build, entry, code, f_globals, NULL);
+    PyObject *made =
+        PyObject_CallFunctionObjArgs(self->build, entry, code, f_globals, NULL);
     if (made == NULL) {
         goto done;
     }
@@ -224,12 +231,13 @@ server_count(FrameServerObject *self, PyObject *entry)
     return result;
 }
 
-PyDoc_STRVAR(FrameServer_accept_doc,
-             "accept($self, frame, /)\n--\n\n"
-             "Look *frame* (object with f_code, f_locals, f_globals) up in the artifact.\n\n"
-             "Returns a FrameReturn: the first entry whose guards accept the frame, or the\n"
-             "recorded skip of its code; otherwise the tuple of entry numbers of its code\n"
-             "(empty: the code is not in the artifact).");
+PyDoc_STRVAR(
+    FrameServer_accept_doc,
+    "accept($self, frame, /)\n--\n\n"
+    "Look *frame* (object with f_code, f_locals, f_globals) up in the artifact.\n\n"
+    "Returns a FrameReturn: the first entry whose guards accept the frame, or the\n"
+    "recorded skip of its code; otherwise the tuple of entry numbers of its code\n"
+    "(empty: the code is not in the artifact).");
 
 static PyObject *
 FrameServer_accept(PyObject *op, PyObject *frame)
@@ -291,7 +299,8 @@ FrameServer_vectorcall(PyObject *op, PyObject *const *args, size_t nargsf,
                        PyObject *kwnames)
 {
     FrameServerObject *self = FrameServer_CAST(op);
-    if (PyVectorcall_NARGS(nargsf) != 3 || (kwnames && PyTuple_GET_SIZE(kwnames) != 0)) {
+    if (PyVectorcall_NARGS(nargsf) != 3 ||
+        (kwnames && PyTuple_GET_SIZE(kwnames) != 0)) {
         PyErr_SetString(PyExc_TypeError,
                         "FrameServer: expected (frame, cache_entry, frame_state)");
         return NULL;
@@ -300,8 +309,8 @@ FrameServer_vectorcall(PyObject *op, PyObject *const *args, size_t nargsf,
     if (answer == NULL || !PyTuple_Check(answer)) {
         return answer;
     }
-    PyObject *result = PyObject_CallFunctionObjArgs(self->miss, args[0], args[1], args[2],
-                                                    answer, NULL);
+    PyObject *result = PyObject_CallFunctionObjArgs(self->miss, args[0], args[1],
+                                                    args[2], answer, NULL);
     Py_DECREF(answer);
     return result;
 }
@@ -318,11 +327,12 @@ torch_call(core_state *state, const char *name, PyObject *argument)
                             : PyObject_CallOneArg(function, argument);
 }
 
-PyDoc_STRVAR(FrameServer_run_doc,
-             "run($self, function, args, kwargs, /)\n--\n\n"
-             "Call function(*args, **kwargs) as a compiled region served by this object.\n\n"
-             "Restores the evaluator's callback, the functorch layer stack and the dispatch\n"
-             "keys whatever happens. kwargs is a dict or None.");
+PyDoc_STRVAR(
+    FrameServer_run_doc,
+    "run($self, function, args, kwargs, /)\n--\n\n"
+    "Call function(*args, **kwargs) as a compiled region served by this object.\n\n"
+    "Restores the evaluator's callback, the functorch layer stack and the dispatch\n"
+    "keys whatever happens. kwargs is a dict or None.");
 
 static PyObject *
 FrameServer_run(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
@@ -336,7 +346,8 @@ FrameServer_run(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
     }
     if (nargs != 3 || !PyTuple_Check(args[1]) ||
         !(args[2] == Py_None || PyDict_Check(args[2]))) {
-        PyErr_SetString(PyExc_TypeError, "run: expected (function, tuple, dict or None)");
+        PyErr_SetString(PyExc_TypeError,
+                        "run: expected (function, tuple, dict or None)");
         return NULL;
     }
     prior = torch_call(state, "set_eval_frame", Py_None);
@@ -372,8 +383,8 @@ restore:
         Py_XDECREF(step);
     }
     if (entered != NULL) {
-        PyObject *left = PyObject_CallMethod(guard, "__exit__", "OOO", Py_None, Py_None,
-                                             Py_None);
+        PyObject *left =
+            PyObject_CallMethod(guard, "__exit__", "OOO", Py_None, Py_None, Py_None);
         Py_XDECREF(left);
         step = left == NULL ? NULL : step;
     }
@@ -413,9 +424,8 @@ FrameServer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static const char *const keywords[] = {"find", "build", "miss", NULL};
     PyObject *find, *build, *miss; /* borrowed */
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO:FrameServer",
-                                     (char **)keywords, &find,
-                                     &build, &miss)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO:FrameServer", (char **)keywords,
+                                     &find, &build, &miss)) {
         return NULL;
     }
     FrameServerObject *self = FrameServer_CAST(type->tp_alloc(type, 0));
@@ -486,27 +496,32 @@ static PyMethodDef FrameServer_methods[] = {
 static PyMemberDef FrameServer_members[] = {
     {"served", T_OBJECT_EX, offsetof(FrameServerObject, served), READONLY,
      "dict entry number -> how often it was installed."},
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(FrameServerObject, vectorcall), READONLY,
-     NULL},
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(FrameServerObject, vectorcall),
+     READONLY, NULL},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(FrameServerObject, weakrefs), READONLY,
      NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
-PyDoc_STRVAR(FrameServer_doc,
-             "FrameServer(find, build, miss)\n--\n\n"
-             "Callback for torch's frame evaluator that serves frames of an artifact.\n\n"
-             "find(code) -> tuple of entry numbers in the order they are tried, or a\n"
-             "FrameReturn; asked once per code object. build(entry, code, f_globals) ->\n"
-             "(check, FrameReturn), check(f_locals) being the guards, or None for a stale\n"
-             "entry. miss(frame, cache_entry, frame_state, entries) answers for a frame that\n"
-             "no entry accepts; what it raises reaches the user's call.");
+PyDoc_STRVAR(
+    FrameServer_doc,
+    "FrameServer(find, build, miss)\n--\n\n"
+    "Callback for torch's frame evaluator that serves frames of an artifact.\n\n"
+    "find(code) -> tuple of entry numbers in the order they are tried, or a\n"
+    "FrameReturn; asked once per code object. build(entry, code, f_globals) ->\n"
+    "(check, FrameReturn), check(f_locals) being the guards, or None for a stale\n"
+    "entry. miss(frame, cache_entry, frame_state, entries) answers for a frame that\n"
+    "no entry accepts; what it raises reaches the user's call.");
 
 static PyType_Slot FrameServer_slots[] = {
-    {Py_tp_doc, (void *)FrameServer_doc},   {Py_tp_new, FrameServer_new},
-    {Py_tp_dealloc, FrameServer_dealloc},   {Py_tp_traverse, FrameServer_traverse},
-    {Py_tp_clear, FrameServer_clear},       {Py_tp_methods, FrameServer_methods},
-    {Py_tp_members, FrameServer_members},   {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_doc, (void *)FrameServer_doc},
+    {Py_tp_new, FrameServer_new},
+    {Py_tp_dealloc, FrameServer_dealloc},
+    {Py_tp_traverse, FrameServer_traverse},
+    {Py_tp_clear, FrameServer_clear},
+    {Py_tp_methods, FrameServer_methods},
+    {Py_tp_members, FrameServer_members},
+    {Py_tp_call, PyVectorcall_Call},
     {0, NULL},
 };
 

@@ -8,18 +8,18 @@ enum { CLASSES = 3 };
 /* What one replay holds. */
 typedef struct {
     core_state *state;
-    GuardTapeObject *tape;    /* borrowed */
-    PyObject *f_globals;      /* borrowed */
-    PyObject *twins;          /* borrowed or NULL */
-    PyObject *decode_function; /* borrowed */
-    PyObject *plain_enum;     /* owned: member for GuardManager */
-    PyObject *dict_enum;      /* owned: member for DictGuardManager */
-    PyObject *memo;           /* owned dict: identities found so far */
-    PyObject *keep;           /* owned list: what must outlive the tree */
-    PyObject *object;         /* owned: example of no special kind */
-    PyObject **nodes;         /* owned array of owned */
-    PyTypeObject *classes[CLASSES];         /* borrowed */
-    PyObject *callables[GUARD_METHODS][CLASSES];  /* owned, found on first use */
+    GuardTapeObject *tape;          /* borrowed */
+    PyObject *f_globals;            /* borrowed */
+    PyObject *twins;                /* borrowed or NULL */
+    PyObject *decode_function;      /* borrowed */
+    PyObject *plain_enum;           /* owned: member for GuardManager */
+    PyObject *dict_enum;            /* owned: member for DictGuardManager */
+    PyObject *memo;                 /* owned dict: identities found so far */
+    PyObject *keep;                 /* owned list: what must outlive the tree */
+    PyObject *object;               /* owned: example of no special kind */
+    PyObject **nodes;               /* owned array of owned */
+    PyTypeObject *classes[CLASSES]; /* borrowed */
+    PyObject *callables[GUARD_METHODS][CLASSES]; /* owned, found on first use */
 } replay_state;
 
 /* ---- examples ------------------------------------------------------------ */
@@ -29,13 +29,13 @@ typedef struct {
 static PyObject *
 make_tensor(core_state *state, PyObject *example)
 {
-    PyObject *shape = NULL;    /* owned */
-    PyObject *keywords = NULL; /* owned */
-    PyObject *dtype = NULL;    /* owned */
-    PyObject *args = NULL;     /* owned */
-    PyObject *result = NULL;   /* owned, returned */
-    PyObject *empty = core_torch(state, "empty");      /* borrowed */
-    PyObject *torch = core_torch(state, "torch");      /* borrowed */
+    PyObject *shape = NULL;                       /* owned */
+    PyObject *keywords = NULL;                    /* owned */
+    PyObject *dtype = NULL;                       /* owned */
+    PyObject *args = NULL;                        /* owned */
+    PyObject *result = NULL;                      /* owned, returned */
+    PyObject *empty = core_torch(state, "empty"); /* borrowed */
+    PyObject *torch = core_torch(state, "torch"); /* borrowed */
     if (empty == NULL || torch == NULL) {
         goto done;
     }
@@ -63,8 +63,8 @@ done:
 static PyObject *
 make_parameter(core_state *state)
 {
-    PyObject *result = NULL; /* owned, returned */
-    PyObject *tensor = NULL; /* owned */
+    PyObject *result = NULL;                              /* owned, returned */
+    PyObject *tensor = NULL;                              /* owned */
     PyObject *parameter = core_torch(state, "Parameter"); /* borrowed */
     PyObject *empty = core_torch(state, "empty");         /* borrowed */
     if (parameter == NULL || empty == NULL) {
@@ -140,10 +140,10 @@ prepare_examples(replay_state *self)
 static PyObject *
 example_dict(replay_state *self, PyObject *category)
 {
-    PyObject *type = NULL;    /* owned */
-    PyObject *filler = NULL;  /* owned */
-    PyObject *result = NULL;  /* owned, returned */
-    PyObject *number = NULL;  /* owned */
+    PyObject *type = NULL;   /* owned */
+    PyObject *filler = NULL; /* owned */
+    PyObject *result = NULL; /* owned, returned */
+    PyObject *number = NULL; /* owned */
     Py_ssize_t length = PyLong_AsSsize_t(PyTuple_GET_ITEM(category, 2));
     if (length == -1 && PyErr_Occurred()) {
         return NULL;
@@ -178,8 +178,8 @@ example_dict(replay_state *self, PyObject *category)
     }
     if (result != NULL) {
         /* dict.update, not the subclass's: it may have a meaning of its own. */
-        PyObject *done =
-            PyObject_CallMethod((PyObject *)&PyDict_Type, "update", "OO", result, filler);
+        PyObject *done = PyObject_CallMethod((PyObject *)&PyDict_Type, "update", "OO",
+                                             result, filler);
         if (done == NULL) {
             Py_CLEAR(result);
         }
@@ -304,7 +304,7 @@ make_modes(replay_state *self, PyObject *types)
 {
     PyObject *list = PyList_New(0); /* owned, returned */
     for (Py_ssize_t i = 0; list != NULL && i < PyTuple_GET_SIZE(types); i++) {
-        PyObject *mode = NULL;                                               /* owned */
+        PyObject *mode = NULL;                                              /* owned */
         PyObject *type = decode_argument(self, PyTuple_GET_ITEM(types, i)); /* owned */
         if (type != NULL && PyList_Append(self->keep, type) == 0) {
             mode = PyObject_CallMethod(type, "__new__", "O", type);
@@ -395,7 +395,8 @@ replay_manager(replay_state *self, tape_op *op)
     }
     args[count++] = op->source;
     args[count++] = example;
-    args[count++] = PyTuple_CheckExact(op->category) ? self->dict_enum : self->plain_enum;
+    args[count++] =
+        PyTuple_CheckExact(op->category) ? self->dict_enum : self->plain_enum;
     node = PyObject_Vectorcall(callable, args, count, NULL);
     if (node == NULL) {
         goto done;
@@ -416,7 +417,7 @@ replay_guard(replay_state *self, tape_op *op)
     size_t count = 0;
     size_t first = 0;
     Py_ssize_t at = 0;
-    PyObject *callable; /* borrowed */
+    PyObject *callable;      /* borrowed */
     PyObject *answer = NULL; /* owned */
     if (op->method->kind == OP_LEAF) {
         args[count++] = self->nodes[op->parent];
@@ -545,7 +546,8 @@ replay_ambient(replay_state *self)
     device = decode_argument(self, self->tape->device);
     before = device == NULL ? NULL : PyObject_GetAttrString(module, "CURRENT_DEVICE");
     key_guard = before == NULL ? NULL : make_key_guard(self);
-    if (key_guard == NULL || PyObject_SetAttrString(module, "CURRENT_DEVICE", device) < 0) {
+    if (key_guard == NULL ||
+        PyObject_SetAttrString(module, "CURRENT_DEVICE", device) < 0) {
         goto done;
     }
     result = run_inside(key_guard, replay_ops, self);

@@ -289,8 +289,8 @@ take_field(core_state *state, PyObject *record, const char *name)
 {
     PyObject *value = PyDict_GetItemString(record, name); /* borrowed */
     if (value == NULL) {
-        return core_raise_named(state, "ArtifactCorruptError", "guard tape: no field '%s'",
-                                name);
+        return core_raise_named(state, "ArtifactCorruptError",
+                                "guard tape: no field '%s'", name);
     }
     return Py_NewRef(value);
 }
@@ -311,8 +311,8 @@ read_record(core_state *state, GuardTapeObject *self, PyObject *record)
     }
     if (!PyTuple_CheckExact(self->ops_record) || !PyLong_CheckExact(number) ||
         !PyTuple_CheckExact(self->device) ||
-        (self->tls != Py_None && (!PyTuple_CheckExact(self->tls) ||
-                                  PyTuple_GET_SIZE(self->tls) != 2))) {
+        (self->tls != Py_None &&
+         (!PyTuple_CheckExact(self->tls) || PyTuple_GET_SIZE(self->tls) != 2))) {
         core_raise_named(state, "ArtifactCorruptError", "guard tape: malformed field");
         goto done;
     }
@@ -320,7 +320,8 @@ read_record(core_state *state, GuardTapeObject *self, PyObject *record)
     self->nodes = PyLong_AsSsize_t(number);
     if (self->nodes < 1 || self->nodes > self->count + 1) {
         PyErr_Clear();
-        core_raise_named(state, "ArtifactCorruptError", "guard tape: bad number of nodes");
+        core_raise_named(state, "ArtifactCorruptError",
+                         "guard tape: bad number of nodes");
         goto done;
     }
     self->ops = PyMem_Calloc((size_t)self->count + 1, sizeof(*self->ops));
@@ -342,14 +343,15 @@ done:
     return result;
 }
 
-PyDoc_STRVAR(GuardTape_replay_doc,
-             "replay($self, f_globals, enum_type, twins, decode_function)\n--\n\n"
-             "Build the guard tree anew: returns (root, keep).\n\n"
-             "*f_globals* is the live dict of the frame, *enum_type* the GuardManagerType\n"
-             "that torch's guard classes know, *twins* a dict or None (see decode),\n"
-             "decode_function(encoded, f_globals) makes the Python callables inside guards.\n"
-             "*keep* is a list of all objects whose id the tree holds: it must live as long\n"
-             "as the root. Raises Stale when something the guards name is gone or changed.");
+PyDoc_STRVAR(
+    GuardTape_replay_doc,
+    "replay($self, f_globals, enum_type, twins, decode_function)\n--\n\n"
+    "Build the guard tree anew: returns (root, keep).\n\n"
+    "*f_globals* is the live dict of the frame, *enum_type* the GuardManagerType\n"
+    "that torch's guard classes know, *twins* a dict or None (see decode),\n"
+    "decode_function(encoded, f_globals) makes the Python callables inside guards.\n"
+    "*keep* is a list of all objects whose id the tree holds: it must live as long\n"
+    "as the root. Raises Stale when something the guards name is gone or changed.");
 
 static PyObject *
 GuardTape_replay(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
@@ -439,16 +441,18 @@ static PyMethodDef GuardTape_methods[] = {
 static PyGetSetDef GuardTape_getset[] = {
     {"ops", GuardTape_get_ops, NULL, "Number of calls on the tape.", NULL},
     {"binds", GuardTape_get_binds, NULL,
-     "True when a tree of this tape binds to the objects of its first accepted call: a\n"
+     "True when a tree of this tape binds to the objects of its first accepted call: "
+     "a\n"
      "second set of objects needs a tree of its own.",
      NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-PyDoc_STRVAR(GuardTape_doc,
-             "GuardTape(record)\n--\n\n"
-             "A guard tree as data (docs/internals.md, section 4.2).\n\n"
-             "Raises ArtifactCorruptError, with the index of the call, for a malformed record.");
+PyDoc_STRVAR(
+    GuardTape_doc,
+    "GuardTape(record)\n--\n\n"
+    "A guard tree as data (docs/internals.md, section 4.2).\n\n"
+    "Raises ArtifactCorruptError, with the index of the call, for a malformed record.");
 
 static PyType_Slot guard_tape_slots[] = {
     {Py_tp_doc, (void *)GuardTape_doc},

@@ -29,11 +29,11 @@ enum { GUARD_METHODS = 60, GUARD_MAX_ARGUMENTS = 10 };
 /* One call. Everything is borrowed from the record, which the tape owns. */
 typedef struct {
     const method_info *method;
-    Py_ssize_t parent;  /* manager: the node it is called on; leaf: its node */
-    Py_ssize_t node;    /* manager: the node it makes */
-    PyObject *key;      /* manager */
-    PyObject *source;   /* manager: str */
-    PyObject *category; /* manager: str or ("D", encoded type, length) */
+    Py_ssize_t parent;   /* manager: the node it is called on; leaf: its node */
+    Py_ssize_t node;     /* manager: the node it makes */
+    PyObject *key;       /* manager */
+    PyObject *source;    /* manager: str */
+    PyObject *category;  /* manager: str or ("D", encoded type, length) */
     PyObject *arguments; /* leaf, relation: tuple */
 } tape_op;
 

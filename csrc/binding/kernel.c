@@ -75,7 +75,7 @@ static int
 export_data_ptr(core_state *state)
 {
     int result = -1;
-    PyObject *text = NULL; /* owned */
+    PyObject *text = NULL;                              /* owned */
     PyObject *value = core_torch(state, DATA_PTR_NAME); /* borrowed */
     if (value == NULL) {
         goto done;
@@ -223,8 +223,8 @@ core_load_kernel(PyObject *module, PyObject *args)
     }
     self.data = buffer.buf;
     self.size = (size_t)buffer.len;
-    Py_BEGIN_ALLOW_THREADS
-    (void)pc_library_open(self.data, self.size, &self.handle, &self.error);
+    Py_BEGIN_ALLOW_THREADS(void)
+    pc_library_open(self.data, self.size, &self.handle, &self.error);
     Py_END_ALLOW_THREADS
     result = image_function(state, &self, name, label == NULL ? name : label);
 done:
@@ -289,8 +289,8 @@ core_load_kernels(PyObject *module, PyObject *args)
     workers = threads == 0
                   ? 1
                   : pc_pool_workers((size_t)threads, (size_t)count, (size_t)count, 1);
-    Py_BEGIN_ALLOW_THREADS
-    (void)pc_pool_run(workers, (size_t)count, open_task, images, &error);
+    Py_BEGIN_ALLOW_THREADS(void)
+    pc_pool_run(workers, (size_t)count, open_task, images, &error);
     Py_END_ALLOW_THREADS
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *label = PyTuple_GET_ITEM(PyTuple_GET_ITEM(sequence, i), 0);

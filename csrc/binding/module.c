@@ -76,14 +76,16 @@ core_raise(core_state *state, const pc_error *error)
             }
             return NULL;
         case PC_BAD_VERSION:
-            return core_raise_named(state, "ArtifactVersionError", "%s", error->message);
+            return core_raise_named(state, "ArtifactVersionError", "%s",
+                                    error->message);
         case PC_BAD_ARGUMENT:
             PyErr_SetString(PyExc_ValueError, error->message);
             return NULL;
         case PC_OK:
         case PC_CORRUPT:
         default:
-            return core_raise_named(state, "ArtifactCorruptError", "%s", error->message);
+            return core_raise_named(state, "ArtifactCorruptError", "%s",
+                                    error->message);
     }
 }
 
@@ -124,10 +126,9 @@ static int
 core_exec(PyObject *module)
 {
     static int (*const parts[])(PyObject *) = {
-        core_add_artifact,     core_add_codec,      core_add_code_digest,
-        core_add_guard_tape,   core_add_tap,        core_add_capture,
-        core_add_frame_server, core_add_plan,       core_add_kernel,
-        core_add_gate,
+        core_add_artifact, core_add_codec,   core_add_code_digest,  core_add_guard_tape,
+        core_add_tap,      core_add_capture, core_add_frame_server, core_add_plan,
+        core_add_kernel,   core_add_gate,
     };
     core_state *state = core_state_get(module);
     state->errors = PyImport_ImportModule("precomp.errors");

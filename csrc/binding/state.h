@@ -66,8 +66,8 @@ PyObject *core_torch(core_state *state, const char *name);
    "driver_jit". Borrows all arguments; *why*, *where*, *hint* may be NULL.
    Returns 0 when no active gate forbids *kind*; otherwise records the violation,
    sets CompileViolation and returns -1. */
-int core_gate_trip(core_state *state, const char *kind, PyObject *what,
-                   PyObject *why, PyObject *where, PyObject *hint);
+int core_gate_trip(core_state *state, const char *kind, PyObject *what, PyObject *why,
+                   PyObject *where, PyObject *hint);
 
 /* Decodes one encoded value (codec.c). Borrows both. *twins* is a dict
    {(module, qualname): object} or NULL. Returns a new reference or NULL. */

@@ -163,7 +163,8 @@ Tap_dealloc(PyObject *op)
 }
 
 static PyMemberDef Tap_members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(TapObject, vectorcall), READONLY, NULL},
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(TapObject, vectorcall), READONLY,
+     NULL},
     {"__wrapped__", T_OBJECT, offsetof(TapObject, original), READONLY,
      "The callable that is called."},
     {"sink", T_OBJECT, offsetof(TapObject, sink), READONLY,
@@ -171,13 +172,14 @@ static PyMemberDef Tap_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-PyDoc_STRVAR(Tap_doc,
-             "Tap(original, sink)\n--\n\n"
-             "Callable that calls *original*, then sink(args, kwargs, result).\n\n"
-             "*args* is the tuple of positional arguments (with the instance when the tap\n"
-             "is a method), *kwargs* a dict or None. The sink is not called when *original*\n"
-             "raises; what the sink raises propagates. Placed in a class it binds like a\n"
-             "function.");
+PyDoc_STRVAR(
+    Tap_doc,
+    "Tap(original, sink)\n--\n\n"
+    "Callable that calls *original*, then sink(args, kwargs, result).\n\n"
+    "*args* is the tuple of positional arguments (with the instance when the tap\n"
+    "is a method), *kwargs* a dict or None. The sink is not called when *original*\n"
+    "raises; what the sink raises propagates. Placed in a class it binds like a\n"
+    "function.");
 
 static PyType_Slot tap_slots[] = {
     {Py_tp_doc, (void *)Tap_doc},
@@ -205,8 +207,7 @@ int
 core_add_tap(PyObject *module)
 {
     core_state *state = core_state_get(module);
-    state->tap_type =
-        (PyTypeObject *)PyType_FromModuleAndSpec(module, &tap_spec, NULL);
+    state->tap_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &tap_spec, NULL);
     if (state->tap_type == NULL) {
         return -1;
     }

@@ -105,8 +105,7 @@ open_anonymous(const void *data, size_t size, void **handle, bool *retry,
     }
     status = open_path(path, handle, error);
     /* A mount or a security module may forbid executable anonymous files. */
-    *retry =
-        status != PC_OK && strstr(error->message, "failed to map segment") != NULL;
+    *retry = status != PC_OK && strstr(error->message, "failed to map segment") != NULL;
 done:
     (void)close(fd);
     return status;

@@ -188,12 +188,23 @@ read_dynamic(image *self, const Elf64_Phdr *segment, dynamic_table *table)
             continue;
         }
         switch (entry.d_tag) {
-            case DT_GNU_HASH: table->gnu_hash = value; break;
-            case DT_VERSYM: table->versym = value; break;
-            case DT_VERNEED: table->verneed = value; break;
-            case DT_VERNEEDNUM: table->verneednum = value; break;
-            case DT_RELACOUNT: table->relacount = value; break;
-            case DT_FLAGS_1: break;
+            case DT_GNU_HASH:
+                table->gnu_hash = value;
+                break;
+            case DT_VERSYM:
+                table->versym = value;
+                break;
+            case DT_VERNEED:
+                table->verneed = value;
+                break;
+            case DT_VERNEEDNUM:
+                table->verneednum = value;
+                break;
+            case DT_RELACOUNT:
+                table->relacount = value;
+                break;
+            case DT_FLAGS_1:
+                break;
             default:
                 (void)pc_fail(self->error, PC_CORRUPT,
                               "its dynamic section has an entry of unknown type %#llx",
@@ -316,8 +327,8 @@ image_check(image *self)
         }
         if (!inside(self, segment.p_offset, segment.p_filesz) ||
             segment.p_filesz > segment.p_memsz || segment.p_vaddr < end ||
-            (segment.p_flags & PF_R) == 0 ||
-            segment.p_memsz > UINT32_MAX || segment.p_vaddr > UINT32_MAX ||
+            (segment.p_flags & PF_R) == 0 || segment.p_memsz > UINT32_MAX ||
+            segment.p_vaddr > UINT32_MAX ||
             (segment.p_align & (segment.p_align - 1)) != 0 ||
             (segment.p_align > 1 &&
              (segment.p_vaddr - segment.p_offset) % segment.p_align != 0)) {

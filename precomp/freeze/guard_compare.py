@@ -69,6 +69,11 @@ def compare_trees(tree: Tree, original: Any, rebuilt: Any) -> None:
         raise Unsupported("the rebuilt guards have another epilogue")
 
 
+def _gone(text: tuple[str, ...]) -> tuple[str, ...]:
+    """Stands in a Counter for a guard that another one at the end of the root replaces."""
+    return ("gone", *text)
+
+
 def _replaced_leaves(
     tree: Tree,
 ) -> tuple[dict[int, Counter[tuple[str, ...]]], list[tuple[str, ...]]]:
@@ -82,10 +87,10 @@ def _replaced_leaves(
             continue
         first, here = op[2][0], replaced.setdefault(op[1], Counter())
         if isinstance(first, Identity):
-            here[("gone", *op[2][1])] += 1
+            here[_gone(op[2][1])] += 1
             relations = True
         elif op[0] == "add_lambda_guard" and tree.is_dict_manager(op[1]):
-            here[("gone", *op[2][1])] += 1
+            here[_gone(op[2][1])] += 1
             moved.append(op[2][1])
         elif type(first) is tuple and first[:1] in (("late",), ("nodes",)):
             here[op[2][1]] += 1
@@ -102,8 +107,8 @@ def _compare_leaves(
     left = Counter(replaced)
     for name, parts in mine:
         if name in ("ID_MATCH", "DICT_VERSION"):
-            if left[("gone", *parts)] > 0:
-                left[("gone", *parts)] -= 1
+            if left[_gone(parts)] > 0:
+                left[_gone(parts)] -= 1
                 continue
             if left[parts] > 0:
                 left[parts] -= 1

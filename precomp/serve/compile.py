@@ -119,7 +119,7 @@ def _with_frame(fn: Callable[..., Any]) -> Callable[..., Any]:
             return fn
     elif hasattr(fn, "__code__"):
         return fn
-    return standin.module_for("torch._dynamo.external_utils").wrap_inline(fn)
+    return standin.module_for(standin.EXTERNAL_UTILS).wrap_inline(fn)
 
 
 class OptimizedModule(torch.nn.Module):
@@ -159,7 +159,7 @@ class OptimizedModule(torch.nn.Module):
         if isinstance(method, types.MethodType) and method.__func__.__code__.co_filename.startswith(
             _TORCH
         ):
-            wrap = standin.module_for("torch._dynamo.external_utils").wrap_inline
+            wrap = standin.module_for(standin.EXTERNAL_UTILS).wrap_inline
             self.forward = compiler.function(wrap(mod))
         else:
             self.forward = compiler.function(mod.__call__)

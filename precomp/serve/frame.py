@@ -280,7 +280,7 @@ class Runtime:
             value = f_globals.get("__builtins__", builtins)
             return value if isinstance(value, dict) else value.__dict__
         if kind == "mod":
-            if spec[1].startswith(("torch._dynamo", "torch._inductor")):
+            if spec[1].startswith((standin.DYNAMO, standin.INDUCTOR)):
                 return standin.module_for(spec[1])
             return importlib.import_module(spec[1])
         if kind == "val":

@@ -131,10 +131,9 @@ def _contains_reason(frame: _Frame, match: re.Match[str]) -> str:
 
 
 def _modes_reason(frame: _Frame, match: re.Match[str]) -> str:
-    import torch
-
-    at = torch._C._get_function_stack_at
-    found = [type(at(i)).__qualname__ for i in range(torch._C._len_torch_function_stack())]
+    names = torch_api.serve()
+    modes = [names.function_mode_at(i) for i in range(names.function_mode_count())]
+    found = [type(mode).__qualname__ for mode in modes]
     return f"torch function modes (torch.device contexts, ...) differ, found {found}"
 
 

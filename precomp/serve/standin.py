@@ -33,6 +33,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DYNAMO = "torch._dynamo"
 INDUCTOR = "torch._inductor"
+EXTERNAL_UTILS = "torch._dynamo.external_utils"
 _GUARDS = "torch._dynamo.guards"
 _CONFIG = "torch._dynamo.config"
 _DECORATORS = "torch._dynamo.decorators"
@@ -120,7 +121,7 @@ class _Lazy:
 
     def created(self) -> None:
         """What importing the real package changes outside itself and eager code can see."""
-        external = importlib.import_module("torch._dynamo.external_utils")
+        external = importlib.import_module(EXTERNAL_UTILS)
         for code in external.get_nonrecursive_disable_wrapper.__code__.co_consts:
             if isinstance(code, types.CodeType):
                 skip_code(code)

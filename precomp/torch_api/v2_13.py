@@ -40,6 +40,8 @@ SERVE: dict[str, str] = {
         "torch._functorch._aot_autograd.utils:saved_tensors_hooks_are_inlineable"
     ),
     "as_tensor_fullprec": "torch:_as_tensor_fullprec",
+    "function_mode_at": "torch._C:_get_function_stack_at",
+    "function_mode_count": "torch._C:_len_torch_function_stack",
     # plan
     "Tensor": "torch:Tensor",
     "is_grad_enabled": "torch._C:is_grad_enabled",

@@ -56,6 +56,7 @@ def test_the_number_of_threads_is_a_warning_that_names_both_numbers():
 
 
 def test_the_record_does_not_depend_on_directories_or_unrelated_variables(tmp_path):
+    pytest.importorskip("torch")
     code = "import json, precomp.environment as e; print(json.dumps(e.current(), sort_keys=True))"
 
     def record(**extra):
@@ -111,6 +112,7 @@ def test_an_unknown_torch_is_refused_with_one_line(monkeypatch):
 
 
 def test_all_missing_torch_names_are_listed_at_once(monkeypatch):
+    pytest.importorskip("torch")
     monkeypatch.setattr(torch_api, "_version", lambda: "2.13.9")
     table = {"a": "torch:no_such_name", "b": "torch.no_such_module:x", "c": "torch:Tensor"}
     with pytest.raises(PrecompError) as caught:

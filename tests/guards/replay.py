@@ -9,7 +9,8 @@ import oracle
 import programs
 
 from precomp import _core, data, torch_api
-from precomp.serve import guards, reasons
+from precomp.serve import guards
+from precomp.serve.reasons import explain
 
 
 def main(out: Path) -> None:
@@ -46,7 +47,7 @@ def main(out: Path) -> None:
             reasons[variation] = harness.decide(
                 program,
                 variation,
-                lambda f_locals, old=old: reasons.explain(old, f_locals, f_globals),
+                lambda f_locals, old=old: explain(old, f_locals, f_globals),
             )
             decisions[f"{variation}, undone"] = harness.decide_base(program, old.check)
             # A tree that is built while the state differs already.
