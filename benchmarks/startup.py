@@ -79,7 +79,7 @@ def measure(program: str, kind: str, repeat: int, root: Path) -> dict:
     artifact, mega = base / "artifact.precomp", base / "mega"
 
     def go(variant: str, file: Path | str = "-", cache: Path | None = None, **options) -> dict:
-        place = cache or base / f"fresh {next(fresh)}"
+        place = cache or base / f"fresh-{next(fresh)}"
         found = run(script, "--worker", variant, program, kind, file, cache=place, **options)
         if cache is None:
             shutil.rmtree(place)

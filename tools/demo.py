@@ -30,7 +30,7 @@ class Runs:
     def go(self, *options: object, cache: str, compiler: bool = True) -> dict[str, Any]:
         """One fresh process with the caches in *cache*, and its report."""
         self.count += 1
-        place = self.root / f"run {self.count}"
+        place = self.root / f"run-{self.count}"
         report = place / "report.json"
         for directory in (place / "home", place / "tmp", place / "bin", self.root / cache):
             directory.mkdir(parents=True, exist_ok=True)
