@@ -119,7 +119,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=6, help="programs at a time")
     parser.add_argument("--limit", type=float, default=150, help="seconds for one program")
     parser.add_argument("--total", type=float, default=360, help="seconds for all of them")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     deadline = time.monotonic() + options.total
     unknown = set(options.names) - set(triggers.TRIGGERS)
     if unknown:

@@ -777,6 +777,31 @@ def triton_build():
 
 @trigger(
     "build",
+    "Triton kernel add_one",
+    "not in Triton's cache on disk",
+    door="triton.runtime._async_compile:AsyncCompileMode.submit",
+    allow=only("build"),
+)
+def triton_background():
+    """Compiled in another thread, whose future stands for the kernel in all later calls."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from triton.runtime._async_compile import AsyncCompileMode
+
+    function = kernel()
+    fake_driver()
+    pointer = Pointer()
+
+    def cold():
+        with ThreadPoolExecutor(1) as pool, AsyncCompileMode(pool):
+            function.warmup(pointer, 10, B=16, grid=(1,))
+        function[(1,)](pointer, 10, B=16)
+
+    return cold
+
+
+@trigger(
+    "build",
     "Triton kernel",
     "ptxas",
     door="triton.backends.nvidia.compiler:CUDABackend.make_cubin",
@@ -1134,6 +1159,25 @@ def swallow_custom_backend():
 def swallow_suppressed_build():
     import torch
 
+    torch._dynamo.config.suppress_errors = True
+    return inductor()
+
+
+@trigger(
+    "build",
+    "C++ kernel",
+    "does not exist",
+    door="torch._inductor.async_compile:AsyncCompile.submit",
+    allow=only("build"),
+    modes=("gated", "warm"),
+)
+def swallow_worker_pool():
+    """Built in a thread of Inductor's pool, whose future is kept for all later calls."""
+    import torch
+
+    os.environ["TORCH_WARM_POOL"] = "0"  # no processes: they are for Triton
+    torch._inductor.config.compile_threads = 2
+    torch._inductor.config.cpp_cache_precompile_headers = False
     torch._dynamo.config.suppress_errors = True
     return inductor()
 
