@@ -148,8 +148,15 @@ def main() -> int:
             "compile_events": compile_events(),
             "subprocesses": spawned,
             "compiler_modules": [name for name in COMPILER if name in sys.modules],
-            "report": str(prepared.report()) if prepared is not None else None,
+            "prepare": None,
         }
+        if prepared is not None:
+            report = prepared.report()
+            facts["prepare"] = {
+                "digest": report.digest,
+                "fingerprint": report.fingerprint,
+                "text": str(report),
+            }
         Path(options.report).write_text(json.dumps(facts, indent=1) + "\n")
     return 0
 

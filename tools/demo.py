@@ -79,7 +79,7 @@ def main() -> int:
 
         cold = runs.go(*short, cache="cold")
         compiled = runs.go(*long, cache="cold")
-        captured = runs.go(*short, "--capture", artifact, cache="captured")
+        captured = runs.go(*short, "--capture", artifact, cache="cold")
         serve = ("--prepare", artifact, "--strict")
         prepared = runs.go(*long, *serve, cache="empty", compiler=False)
         eager = runs.go(*short, "--eager", cache="eager")
@@ -99,13 +99,6 @@ def main() -> int:
             ("torch.compile, warm Inductor cache", first_steps(warms), compiled),
             ("prepared, empty cache, no compiler", first_steps(serves), prepared),
         ]
-        inspect = (
-            "import precomp, sys; a = precomp.Artifact.open(sys.argv[1]);"
-            "print(a.digest, a.fingerprint)"
-        )
-        digest, fingerprint = subprocess.run(
-            [sys.executable, "-c", inspect, artifact], check=True, capture_output=True, text=True
-        ).stdout.split()
         size = artifact.stat().st_size
 
     print(prepared["output"], end="")
@@ -120,9 +113,9 @@ def main() -> int:
         events, spawned = facts["compile_events"], len(facts["subprocesses"])
         print(f"{name:<40}{seconds:>9.2f}{events:>17}{spawned:>14}")
     print(f"\nartifact            {size:,} bytes")
-    print(f"  digest            {digest}")
-    print(f"  fingerprint       {fingerprint}")
-    print(f"captured in         {captured['first_step_s']:.1f} s to its first step")
+    print(f"  digest            {prepared['prepare']['digest']}")
+    print(f"  fingerprint       {prepared['prepare']['fingerprint']}")
+    print(f"captured, warm cache: {captured['first_step_s']:.2f} s to the end of step 1")
     print(f"modules of torch's compiler in the prepared process: {prepared['compiler_modules']}")
     print(f"files written to its empty caches: {prepared['cache_files']}")
     for name, same in identical.items():
@@ -134,7 +127,7 @@ def main() -> int:
             "compile_events": {name: facts["compile_events"] for name, _, facts in rows},
             "subprocesses": {name: len(facts["subprocesses"]) for name, _, facts in rows},
             "artifact_bytes": size,
-            "digest": digest,
+            "digest": prepared["prepare"]["digest"],
             "identical": identical,
         }
         options.json.write_text(json.dumps(numbers, indent=1) + "\n")
