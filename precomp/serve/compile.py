@@ -111,6 +111,7 @@ class Compiler:
         """torch's context object of this configuration."""
         if self._context is None:
             standin.materialize("a call that the artifact does not cover")
+            _follow()
             real = torch_api.compiler()
             arguments = self.arguments
             backend = real.InductorWrapper(
@@ -208,7 +209,7 @@ class Compiler:
                     _fx._is_fx_tracing_flag
                     or _watch._stance is not _plain
                     or _is_jit_tracing()
-                    or getattr(_tracing, "tracing_context", None) is not None
+                    or _tracing.__dict__.get("tracing_context") is not None
                 ):
                     return unusual(fn, args, kwargs)
                 return whole(fn, args, kwargs)
@@ -222,7 +223,7 @@ class Compiler:
                     _fx._is_fx_tracing_flag
                     or _watch._stance is not _plain
                     or _is_jit_tracing()
-                    or getattr(_tracing, "tracing_context", None) is not None
+                    or _tracing.__dict__.get("tracing_context") is not None
                 ):
                     return unusual(fn, args, kwargs)
                 try:
@@ -414,8 +415,9 @@ for _function in (
     standin.unobserved(_function, recursive=True)
 
 
+@functools.cache
 def _config() -> Any:
-    """torch._dynamo.config; it is loaded alone, without the compiler."""
+    """torch._dynamo.config; it is loaded alone, without the compiler, and stays the same module."""
     return standin.module_for("torch._dynamo.config")
 
 
@@ -800,17 +802,10 @@ def uninstall() -> None:
 
 
 def _serve_real_compiler() -> None:
-    """Let functions that torch's own compiler wrapped ask the artifacts first.
-
-    Also: from now on torch's stance counts, and our module wrappers are torch's.
-    """
-    global _watch
+    """Let functions that torch's own compiler wrapped ask the artifacts first."""
+    _follow()
     run = runtime()
     real = torch_api.compiler()
-    _watch = real.eval_frame
-    for module in tuple(_modules):
-        object.__setattr__(module, "__class__", real.OptimizedModule)
-    _modules.clear()
     convert = real.CatchErrorsWrapper.__call__
     servers: dict[str, Any] = {}
 
@@ -828,13 +823,24 @@ def _serve_real_compiler() -> None:
         return convert(wrapper, frame, cache_entry, frame_state)
 
     def undo() -> None:
-        global _watch, _plain
-        _watch, _plain = types.SimpleNamespace(_stance=None), None
         if real.CatchErrorsWrapper.__call__ is call:
             real.CatchErrorsWrapper.__call__ = convert
 
     real.CatchErrorsWrapper.__call__ = call
     _undo.append(undo)
+
+
+def _follow() -> None:
+    """torch's compiler is there: its stance counts, and our module wrappers become its own.
+
+    Not undone: functions and modules that were compiled here outlive ``uninstall``.
+    """
+    global _watch
+    real = torch_api.compiler()
+    _watch = real.eval_frame
+    for module in tuple(_modules):
+        object.__setattr__(module, "__class__", real.OptimizedModule)
+    _modules.clear()
 
 
 def backend_of(callback: Any) -> dict[str, Any] | None:

@@ -351,7 +351,8 @@ class Runtime:
         same_name = self.names.get(qualname(frame.f_code), ())
         if any(e.record["key"] == _core.code_digest(frame.f_code) for e in same_name):
             return (
-                "captured with other arguments of torch.compile (backend, mode, options, dynamic)"
+                "captured with other arguments of torch.compile "
+                "(backend, mode, options, dynamic, fullgraph)"
             )
         if same_name:
             return f"source of {qualname(frame.f_code)} changed since it was captured"
