@@ -504,19 +504,9 @@ class OptimizedModule(torch.nn.Module):
         _modules.add(self)
 
     def _initialize(self) -> None:
-<<<<<<< HEAD
-        mod, compiler = self._orig_mod, self._compiler
-        method = mod.forward
-        if isinstance(method, types.MethodType) and method.__func__.__code__.co_filename.startswith(
-            _TORCH
-        ):
-            wrap = standin.module_for(standin.EXTERNAL_UTILS).wrap_inline
-            self.forward = compiler.function(wrap(mod))
-=======
         mod = self._orig_mod
         if isinstance(mod.forward, types.MethodType) and _skipped(mod.forward):
             self.forward = self.dynamo_ctx(_external().wrap_inline(mod))
->>>>>>> h/standin
         else:
             self.forward = self.dynamo_ctx(mod.__call__)
         if hasattr(mod, "_initialize_hook"):
