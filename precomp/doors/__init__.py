@@ -33,6 +33,9 @@ SUBSYSTEMS = (
     "cuda",
 )
 
+BACKWARD_WHY = "not compiled before: it is compiled at the first backward() of its forward"
+BACKWARD_HINT = "run one backward() before the gate, or capture it"
+
 
 class Trip(NamedTuple):
     """What a violation says. ``where`` None: the user's frame, found from the stack."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from precomp.doors import Door, Trip, cache_dir, graph_text
+from precomp.doors import BACKWARD_HINT, BACKWARD_WHY, Door, Trip, cache_dir, graph_text
 
 _HINT = "run it once before the gate, or capture this case"
 
@@ -32,8 +32,8 @@ def _lazy_backward(args: dict[str, Any]) -> Trip:
     text = f" ({graph_text(graph)})" if graph is not None else ""
     return Trip(
         f"backward graph {number}{text}",
-        "not compiled before: it is compiled at the first backward() of its forward",
-        "run one backward() before the gate, or capture it",
+        BACKWARD_WHY,
+        BACKWARD_HINT,
     )
 
 

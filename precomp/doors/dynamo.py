@@ -7,7 +7,16 @@ import re
 import sys
 from typing import Any
 
-from precomp.doors import Door, Trip, brief, code_text, short, type_name
+from precomp.doors import (
+    BACKWARD_HINT,
+    BACKWARD_WHY,
+    Door,
+    Trip,
+    brief,
+    code_text,
+    short,
+    type_name,
+)
 
 _HINT = "run it once before the gate, or capture this case"
 _READS = (
@@ -181,6 +190,9 @@ _TRIGGERS = {
 def _callback(args: dict[str, Any]) -> Trip:
     name = args["trigger"].name
     kind, what = _TRIGGERS.get(name, ("trace", name))
+    if name == "LAZY_BACKWARD":  # torch 2.11: later ones come to the door in doors/aot.py first
+        why = f"{BACKWARD_WHY} ({args['compile_id']})"
+        return Trip(what, why, BACKWARD_HINT, kind=kind)
     why = f"torch starts a compile ({name}, id {args['compile_id']})"
     return Trip(what, why, _HINT, kind=kind)
 

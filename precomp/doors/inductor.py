@@ -58,6 +58,14 @@ def _worker_cpp(args: dict[str, Any]) -> Trip | None:
     return Trip("C++ kernel", f"not built: {', '.join(absent)} does not exist", _HINT)
 
 
+def _submitted(args: dict[str, Any]) -> Trip | None:
+    """A build that goes to Inductor's threads: stopped before its future is kept for later."""
+    task = args["task"]
+    if getattr(getattr(task, "func", None), "__name__", "") != "_worker_compile_cpp":
+        return None
+    return _worker_cpp({"cpp_builders": task.args[1]})
+
+
 def _command(args: dict[str, Any]) -> Trip:
     line = args["cmd_line"]
     text = line if isinstance(line, str) else " ".join(line)
@@ -113,6 +121,7 @@ DOORS = (
     ),
     Door("C++ kernel", "load", f"{_INDUCTOR}.codecache:CppCodeCache.load_async", _cpp_load),
     Door("C++ kernel build", "build", f"{_INDUCTOR}.codecache:_worker_compile_cpp", _worker_cpp),
+    Door("C++ build thread", "build", f"{_INDUCTOR}.async_compile:AsyncCompile.submit", _submitted),
     Door(
         "AOTInductor build",
         "build",

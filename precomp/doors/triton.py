@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from precomp.doors import Door, Trip, brief, short
@@ -76,6 +77,29 @@ def _make_ir(args: dict[str, Any]) -> Trip:
     )
 
 
+def _background(args: dict[str, Any]) -> Trip | None:
+    """A compile that goes to a thread: stopped before its future is kept for later."""
+    key = args["key"]
+    compile_it = args["compile_fn"]
+    if key in args["self"].future_kernels:
+        return None
+    names = dict(zip(compile_it.__code__.co_freevars, compile_it.__closure__, strict=True))
+    name = _source_name(names["src"].cell_contents)
+    if _on_disk(key, name):
+        return None
+    return Trip(f"Triton kernel {name}", f"not in Triton's cache on disk ({_cache_dir()})", _HINT)
+
+
+def _on_disk(key: str, name: str) -> bool:
+    """Whether Triton's cache has the kernel of this key, as triton.compile would look it up."""
+    from triton import knobs
+    from triton.runtime.cache import get_cache_manager
+
+    file = f"{name[:150]}.json"
+    group = get_cache_manager(hashlib.sha256(key.encode()).hexdigest()).get_group(file) or {}
+    return file in group and not knobs.compilation.always_compile
+
+
 def _cache_dir() -> str:
     from triton import knobs
 
@@ -117,6 +141,13 @@ DOORS = (
         "triton.backends.nvidia.compiler:CUDABackend.make_cubin",
         _ptxas,
         required=False,  # the doors of the front end stand before it
+    ),
+    Door(
+        "Triton compile thread",
+        "build",
+        "triton.runtime._async_compile:AsyncCompileMode.submit",
+        _background,
+        required=False,  # the doors of the front end stand behind it
     ),
     Door("triton.autotune", "tune", "triton.runtime.autotuner:Autotuner._bench", _bench),
     Door("Triton C module", "build", "triton.runtime.build:_build", _stub),

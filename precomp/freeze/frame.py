@@ -217,8 +217,15 @@ class FrameRecorder:
 
 
 def code_names(code: types.CodeType) -> set[str]:
-    """All names a code object and the code nested in it may look up."""
-    names = set(code.co_names)
+    """The global names that a code object and the code nested in it look up.
+
+    Not all of ``co_names``: Dynamo adds names there that its bytecode does not use.
+    """
+    names = {
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname.endswith(("_GLOBAL", "_NAME"))
+    }
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= code_names(constant)

@@ -36,7 +36,7 @@ def rules(skips: tuple[Any, ...], helpers: tuple[Any, ...], order: list[str]) ->
         "inline_files": _rows(trace_rules.get_legacy_mod_inlinelist()),
         "skip_dirs": _rows([*trace_rules.SKIP_DIRS, *trace_rules.get_mod_skiplist()]),
         "skips": skips,
-        "modes": {mode: dict(options) for mode, options in api.list_mode_options().items()},
+        "modes": tuple((mode, dict(options)) for mode, options in api.list_mode_options().items()),
         "helpers": helpers,
         "order": tuple(order),
     }

@@ -86,6 +86,10 @@ class Entry:
         self.record = record
         self.number = next(self._numbers)
         self.stale: str | None = None
+        # Whether its frame has a graph break: it goes on in another function.
+        self.breaks = any(
+            spec[0] in ("resume", "resume_closure") for _, spec in record["globals"]
+        )
         self.binds = False  # its guard tree binds to the objects of the first accepted call
 
 
@@ -163,15 +167,18 @@ class Runtime:
 
     # -- servers
 
-    def server(self, backend: dict[str, Any], fallback: Callable[[], Any]) -> _core.FrameServer:
+    def server(
+        self, backend: dict[str, Any], fallback: Callable[[], Any], *, whole: bool = False
+    ) -> _core.FrameServer:
         """A new frame server for calls of one compiler configuration.
 
-        *fallback()* gives torch's own callback for that configuration.
+        *fallback()* gives torch's own callback for that configuration. *whole*: serve only entries
+        without graph breaks (``fullgraph=True``).
         """
         torch_callback: list[Any] = []
 
         def find(code: types.CodeType) -> Any:
-            return self.find(code, backend)
+            return self.find(code, backend, whole)
 
         def miss(frame: Any, cache_entry: Any, frame_state: Any, numbers: Any) -> Any:
             answer = self.miss(frame, numbers)
@@ -185,11 +192,13 @@ class Runtime:
         self.servers.append(server)
         return server
 
-    def find(self, code: types.CodeType, backend: dict[str, Any]) -> Any:
+    def find(self, code: types.CodeType, backend: dict[str, Any], whole: bool = False) -> Any:
         """Entry numbers for *code*, or the FrameReturn of a frame that is never converted."""
         key = _core.code_digest(code)
         entries = [
-            entry for entry in self.by_key.get(key, ()) if entry.record["backend"] == backend
+            entry
+            for entry in self.by_key.get(key, ())
+            if entry.record["backend"] == backend and not (whole and entry.breaks)
         ]
         if entries:
             return tuple(entry.number for entry in entries)
@@ -344,7 +353,8 @@ class Runtime:
         same_name = self.names.get(qualname(frame.f_code), ())
         if any(e.record["key"] == _core.code_digest(frame.f_code) for e in same_name):
             return (
-                "captured with other arguments of torch.compile (backend, mode, options, dynamic)"
+                "captured with other arguments of torch.compile "
+                "(backend, mode, options, dynamic, fullgraph)"
             )
         if same_name:
             return f"source of {qualname(frame.f_code)} changed since it was captured"

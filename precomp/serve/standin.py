@@ -36,6 +36,7 @@ INDUCTOR = "torch._inductor"
 EXTERNAL_UTILS = "torch._dynamo.external_utils"
 _GUARDS = "torch._dynamo.guards"
 _CONFIG = "torch._dynamo.config"
+_EVAL_FRAME = "torch._dynamo.eval_frame"
 _DECORATORS = "torch._dynamo.decorators"
 
 
@@ -309,11 +310,15 @@ def twins() -> dict[Key, Any]:
     if _lazy is None or is_real():
         return {}
     builder = _lazy.builder
-    return {
+    found = {
         (module, name): builder.get(module, name)
         for module in {module for module, _ in (*builder.records, *builder.written)}
         for name in builder.offers(module)
     }
+    if _module_classes:
+        # Guards compare the class of a compiled module itself.
+        found[_EVAL_FRAME, "OptimizedModule"] = _module_classes[0]
+    return found
 
 
 def module_for(name: str) -> types.ModuleType:

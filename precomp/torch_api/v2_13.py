@@ -14,6 +14,18 @@ SERVE: dict[str, str] = {
     "tls_include": "torch._C:_dispatch_tls_local_include_set",
     "tls_exclude": "torch._C:_dispatch_tls_local_exclude_set",
     "ForceDispatchKeyGuard": "torch._C:_ForceDispatchKeyGuard",
+    # torch.compile
+    "InductorWrapper": "torch:_TorchCompileInductorWrapper",
+    "TracingContext": "torch._guards:TracingContext",
+    "guards_tls": "torch._guards:_TLS",
+    "is_jit_tracing": "torch._C:_is_tracing",
+    "justknobs_check": "torch._utils_internal:justknobs_check",
+    "set_fullgraph_compiled_frame_count": (
+        "torch._C._dynamo.eval_frame:set_fullgraph_compiled_frame_count"
+    ),
+    "set_fullgraph_error_on_nested_compile": (
+        "torch._C._dynamo.eval_frame:set_fullgraph_error_on_nested_compile"
+    ),
     # guards
     "torch": "torch:",
     "empty": "torch:empty",
@@ -85,7 +97,14 @@ COMPILER: dict[str, str] = {
     "GuardManagerWrapper": "torch._dynamo.guards:GuardManagerWrapper",
     "OptimizedModule": "torch._dynamo.eval_frame:OptimizedModule",
     "OrderedSet": "torch.utils._ordered_set:OrderedSet",
+    "ShortenTraceback": "torch._dynamo.exc:ShortenTraceback",
+    "UncapturedHigherOrderOpError": "torch._dynamo.exc:UncapturedHigherOrderOpError",
+    "Unsupported": "torch._dynamo.exc:Unsupported",
+    "UserError": "torch._dynamo.exc:UserError",
+    "always_optimize": "torch._dynamo.eval_frame:always_optimize_code_objects",
     "closure_vars": "torch._dynamo.guards:_get_closure_vars",
+    "code_context": "torch._dynamo.code_context:code_context",
+    "eval_frame": "torch._dynamo.eval_frame",
     "default_backend": "torch._dynamo.backends.registry:get_default_backend",
     "optimize": "torch._dynamo:optimize",
     "orig_code_map": "torch._dynamo.utils:orig_code_map",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -21,14 +22,7 @@ class Server:
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,
-            env=os.environ
-            | {
-                "OMP_NUM_THREADS": "1",
-                "TORCHINDUCTOR_COMPILE_THREADS": "1",
-                "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
-                "TORCHINDUCTOR_VEC_ISA_OK": "0",
-                "PYTHONWARNINGS": "default",
-            },
+            env=os.environ | runpy.run_path(str(SCRIPT))["ENVIRONMENT"],
         )
 
     def ask(self, name, mode):

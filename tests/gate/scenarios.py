@@ -635,7 +635,12 @@ def triton_compiles_in_the_background_are_seen():
                     function.warmup(pointer, 10, B=16, grid=(1,))
             except CompileViolation:
                 pass
-    assert gate.violations[0].kind == "build"
+        assert gate.violations[0].kind == "build"
+        with AsyncCompileMode(pool):
+            function.warmup(pointer, 10, B=16, grid=(1,))
+        function.device_caches.clear()
+        with strict_no_compile(allow=("load",)), AsyncCompileMode(pool):
+            function.warmup(pointer, 10, B=16, grid=(1,))
 
 
 def other_ways_into_dynamo_are_seen():

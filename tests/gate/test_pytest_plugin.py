@@ -123,6 +123,61 @@ class TestClass:
     assert "FAILED test_it.py::TestClass::test_class" in result.text
 
 
+PROBE = """
+from precomp import _core
+
+KINDS = ("trace", "load", "tune")
+
+def forbidden():
+    return "".join(kind[:2] for kind in KINDS if _core.gate_active(kind)) or "-"
+
+@pytest.fixture
+def before():
+    print("PHASE setup", forbidden())
+    yield
+    print("PHASE teardown", forbidden())
+
+def probe():
+    print("PHASE call", forbidden())
+"""
+
+ALL, LOAD, TUNE, NONE = "trlotu", "trtu", "trlo", "-"  # LOAD, TUNE: all but these
+MARK_OFF = "no_compile(False)"
+MARK = "no_compile(allow=['load'])"
+RUN = ("--no-compile", "--no-compile-allow=tune")
+
+
+# Rows of the table in docs/pytest.md: what is forbidden in set-up, function and tear-down.
+@pytest.mark.parametrize(
+    ("mark", "options", "ini", "fixture", "expected"),
+    [
+        ("", (), "", False, (NONE, NONE, NONE)),
+        (MARK, (), "", False, (NONE, LOAD, NONE)),
+        (MARK_OFF, (), "", True, (NONE, NONE, NONE)),
+        (MARK_OFF, RUN, "", True, (NONE, NONE, NONE)),
+        (MARK, RUN, "", False, (TUNE, LOAD, TUNE)),
+        (MARK, RUN, "", True, (TUNE, LOAD, TUNE)),
+        ("", RUN, "", False, (TUNE, TUNE, TUNE)),
+        ("", (), "no_compile = true\nno_compile_allow = load", False, (LOAD, LOAD, LOAD)),
+        ("", RUN, "no_compile = false\nno_compile_allow = load", False, (TUNE, TUNE, TUNE)),
+        ("", ("-o", "no_compile=false"), "no_compile = true", False, (NONE, NONE, NONE)),
+        ("", (), "", True, (NONE, ALL, NONE)),
+        ("", (), "no_compile_allow = load", True, (NONE, LOAD, NONE)),
+        ("", ("--no-compile-allow=tune",), "no_compile_allow = load", True, (NONE, TUNE, NONE)),
+        (MARK, ("--no-compile-allow=tune",), "", True, (NONE, LOAD, NONE)),
+    ],
+)
+def test_who_decides(run, mark, options, ini, fixture, expected):
+    source = PROBE
+    if mark:
+        source += f"@pytest.mark.{mark}\n"
+    source += f"def test_it(before{', no_compile' if fixture else ''}): probe()\n"
+    result = run(source, "-s", *options, ini=ini + "\n")
+    assert result.counts == {"passed": 1}
+    found = dict(re.findall(r"PHASE (\w+) (\S+)", result.text))
+    assert (found["setup"], found["call"], found["teardown"]) == expected
+
+
 def test_wrong_mark_is_told(run):
     result = run("@pytest.mark.no_compile(speed=1)\ndef test_it(): pass\n")
     assert result.code and "speed" in result.text
@@ -229,6 +284,78 @@ class Case(unittest.TestCase):
     assert result.text.count("- precomp.errors.CompileViolation: [spawn]") == 2
 
 
+def test_marks_and_fixtures_on_unittest_classes(run):
+    source = """
+import unittest
+
+@pytest.mark.no_compile
+class Marked(unittest.TestCase):
+    def setUp(self): compile_it()
+    @classmethod
+    def setUpClass(cls): compile_it()
+    def test_clean(self): pass
+
+@pytest.mark.usefixtures("no_compile")
+class WithFixture(unittest.TestCase):
+    def test_compiles(self): compile_it()
+    def test_clean(self): pass
+
+class Mixed(unittest.TestCase):
+    @pytest.mark.no_compile
+    def test_marked(self): compile_swallowed()
+    def test_other(self): compile_it()
+"""
+    result = run(source)
+    # unittest runs setUp as a part of the test function; setUpClass is a fixture of the class.
+    assert result.counts == {"failed": 3, "passed": 2}
+    for name in ("Marked::test_clean", "WithFixture::test_compiles", "Mixed::test_marked"):
+        assert f"FAILED test_it.py::{name} - precomp.errors.CompileViolation" in result.text
+
+
+def test_asyncio_of_unittest(run):
+    source = """
+import asyncio, unittest
+
+class Case(unittest.IsolatedAsyncioTestCase):
+    async def test_compiles(self):
+        await asyncio.sleep(0)
+        compile_it()
+    async def test_in_task(self):
+        await asyncio.gather(asyncio.to_thread(compile_it), return_exceptions=True)
+    async def test_clean(self): await asyncio.sleep(0)
+"""
+    result = run(source, "--no-compile")
+    assert result.counts == {"failed": 2, "passed": 1}
+    assert result.text.count("- precomp.errors.CompileViolation: [spawn]") == 2
+
+
+def test_pytest_asyncio(run):
+    pytest.importorskip("pytest_asyncio")
+    source = """
+import asyncio
+import pytest_asyncio
+
+@pytest_asyncio.fixture
+async def cold(): compile_it()
+
+@pytest.mark.asyncio
+@pytest.mark.no_compile
+async def test_compiles():
+    await asyncio.sleep(0)
+    compile_it()
+
+@pytest.mark.asyncio
+async def test_fixture(no_compile, cold): pass
+
+@pytest.mark.asyncio
+@pytest.mark.no_compile
+async def test_clean(): await asyncio.sleep(0)
+"""
+    result = run(source, plugins=("pytest_asyncio.plugin",))
+    assert result.counts == {"failed": 1, "error": 1, "passed": 1}
+    assert result.text.count("- precomp.errors.CompileViolation: [spawn]") == 2
+
+
 def test_doctests(run):
     source = '''
 def documented():
@@ -245,6 +372,16 @@ def clean():
     result = run(source, "--no-compile", "--doctest-modules", "test_it.py")
     assert result.counts == {"failed": 1, "passed": 1}
     assert "CompileViolation: [spawn]" in result.text
+
+
+def test_doctest_files_and_the_fixture_in_them(run, tmp_path):
+    (tmp_path / "test_page.txt").write_text(
+        ">>> from helpers import *\n>>> gate = getfixture('no_compile')\n>>> compile_swallowed()\n"
+    )
+    (tmp_path / "test_other.txt").write_text(">>> from helpers import *\n>>> compile_it()\n")
+    result = run("", "--doctest-glob=test_*.txt")
+    assert result.counts == {"failed": 1, "passed": 1}
+    assert "FAILED test_page.txt::test_page.txt - precomp.errors.CompileViolation" in result.text
 
 
 def test_async_tests(run):
@@ -280,6 +417,27 @@ def test_xdist(run):
     result = run(BOTH, "-n2", "--no-compile", plugins=("xdist.plugin",))
     assert result.counts == {"failed": 1, "passed": 1}
     assert "precomp.errors.CompileViolation: [spawn] gcc" in result.text
+
+
+def test_xdist_forbids_in_each_worker(run):
+    pytest.importorskip("xdist")
+    source = """
+@pytest.fixture(scope="session")
+def model(): compile_it()
+@pytest.mark.parametrize("number", range(4))
+def test_model(model, number): pass
+@pytest.mark.no_compile
+def test_marked(): compile_swallowed()
+def test_fixture(no_compile): compile_swallowed()
+"""
+    result = run(source, "-n2", plugins=("xdist.plugin",))
+    assert result.counts == {"failed": 2, "passed": 4}
+    result = run(
+        "compile_it()\ndef test_it(): pass\n", "-n2", "--no-compile", plugins=("xdist.plugin",)
+    )
+    assert result.code and "CompileViolation: [spawn]" in result.text
+    ini = "no_compile = true\nno_compile_allow = spawn\n"
+    assert run(BOTH, "-n2", ini=ini, plugins=("xdist.plugin",)).counts == {"passed": 2}
 
 
 def test_skips_and_expected_failures_stay_what_they_are(run):
@@ -323,6 +481,19 @@ def test_prepare_comes_before_collection(run):
         assert order == sorted(order)
     result = run(source, "--precomp-prepare=missing", conftest=PREPARE)
     assert result.code == 4 and "missing: no such artifact" in result.text
+
+
+def test_prepare_is_done_by_the_workers_of_xdist(run):
+    pytest.importorskip("xdist")
+    conftest = PREPARE.replace('print("PREPARED", path)', 'open(f"done-{os.getpid()}", "x")')
+    source = """
+import glob, os
+def test_it(): assert os.path.exists(f"done-{os.getpid()}")
+def test_others(): assert len(glob.glob("done-*")) <= 2
+"""
+    options = ("-n2", "--precomp-prepare=a.precomp")
+    result = run(source, *options, conftest="import os\n" + conftest, plugins=("xdist.plugin",))
+    assert result.counts == {"passed": 2}
 
 
 def test_plugin_is_light():

@@ -12,6 +12,9 @@ import pytest
 
 HERE = Path(__file__).parent
 
+# What a sanitized build needs in every process.
+SANITIZER = ("LD_PRELOAD", "ASAN_OPTIONS", "UBSAN_OPTIONS", "PYTHONMALLOC")
+
 
 def python_path() -> str:
     import precomp
@@ -47,6 +50,7 @@ def runner(directory: Path):
         "TORCHINDUCTOR_CACHE_DIR": str(directory / "home" / "cache"),
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": python_path(),
+        **{name: os.environ[name] for name in SANITIZER if name in os.environ},
     }
 
     def run(*args, stdin=None, **environment):
@@ -78,6 +82,7 @@ def capture(directory: Path, names, **environment):
         "TORCHINDUCTOR_COMPILE_THREADS": "2",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": python_path(),
+        **{name: os.environ[name] for name in SANITIZER if name in os.environ},
     }
     args = [HERE / "captured.py", out, *names]
     return out, run_python(args, directory / "cwd", None, **{**base, **environment})

@@ -1,0 +1,69 @@
+"""Which callable torch compiles when it is given one: unwrapped, or with a frame around it.
+
+Reference: ``_TorchDynamoContext.__call__`` and ``innermost_fn`` of torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from precomp import _core
+from precomp.serve import standin
+from precomp.serve.frame import runtime
+
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_EXTERNAL = os.path.join(_TORCH, "_dynamo", "external_utils.py")
+_FX = os.path.join(_TORCH, "fx", "graph_module.py")
+_ONNX = os.path.join(_TORCH, "onnx", "_internal", "fx", "dynamo_graph_extractor.py")
+_ENTRY_NAMES = ("_call_impl", "_wrapped_call_impl", "_lazy_forward")
+_AS_IT_IS = frozenset({_FX, _ONNX, _EXTERNAL})
+
+
+def innermost(fn: Any) -> Any:
+    """The callable below wrappers of torch.compile, torch's or ours."""
+    while hasattr(fn, "_torchdynamo_orig_callable") and getattr(
+        fn, "_torchdynamo_wrapper_id", None
+    ) == id(fn):
+        fn = fn._torchdynamo_orig_callable
+        if not callable(fn):
+            raise AssertionError(f"A callable function is expected, but {type(fn)} is provided.")
+    return fn
+
+
+def skipped(fn: Any) -> bool:
+    """Whether torch's trace rules leave the Python function *fn* alone.
+
+    The rules for single functions of torch are not in the artifact. One of those was wrapped at
+    capture unless its own code has an entry.
+    """
+    code = getattr(fn, "__code__", None)
+    if code is None or code.co_filename in _AS_IT_IS:
+        return code is None
+    run = runtime()
+    if run.files.skips(code.co_filename):
+        return True
+    return code.co_filename.startswith(_TORCH) and _core.code_digest(code) not in run.by_key
+
+
+def with_frame(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """*fn*, or a Python function around it where torch adds one, to have a frame to convert."""
+    if getattr(fn, "__name__", "") in _ENTRY_NAMES:
+        return fn
+    try:
+        filename = inspect.getsourcefile(fn)
+    except TypeError:
+        filename = None
+    if filename in _AS_IT_IS:
+        return fn
+    if (filename is None and not inspect.isfunction(fn)) or skipped(fn):
+        return external_utils().wrap_inline(fn)  # type: ignore[no-any-return]
+    return fn
+
+
+def external_utils() -> Any:
+    return standin.module_for(standin.EXTERNAL_UTILS)
