@@ -10,8 +10,8 @@ another batch size. ``--report FILE`` writes what happened as JSON: losses, a di
 parameters, the time from the start of the process to the end of the first step, how often torch
 compiled, which processes were started.
 
-One thread by default: with more, Inductor's kernel for the gradient of the embedding adds in an order
-that changes from run to run, and two runs of torch.compile itself differ in their last bits.
+One thread by default: with more, Inductor adds the gradient of the embedding in an order that
+changes from run to run, and two runs of torch.compile itself differ in their last bits.
 """
 
 from __future__ import annotations
