@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -62,6 +63,17 @@ def _compiler(arguments: dict[str, Any]) -> Compiler:
     return compiler
 
 
+def _bisecting() -> bool:
+    """Whether torch's bisection of the compiler may choose the backend.
+
+    torch asks for a status file, too, and makes the directory of its caches for that.
+    """
+    loaded: Any = sys.modules.get(standin.BISECTOR)
+    return bool(os.environ.get("TORCH_BISECT_BACKEND")) or (
+        loaded is not None and bool(loaded.CompilerBisector.bisection_enabled)
+    )
+
+
 def _ignored() -> bool:
     """Whether torch.compile compiles nothing in this process."""
     if os.environ.get("TORCHDYNAMO_DISABLE", "") == "1":
@@ -118,7 +130,6 @@ def compile(
             "Either mode or options can be specified, but both can't be specified at the same time."
         )
     config = dynamo_config()
-    bisector = standin.module_for("torch._inductor.compiler_bisector").CompilerBisector
     if (
         backend != "inductor"
         or isolate_recompiles
@@ -126,7 +137,7 @@ def compile(
         or (isinstance(options, dict) and {"guard_filter_fn", "use_aoti"} & options.keys())
         or torch.compiler.is_exporting()
         or isinstance(model, torch.jit.ScriptModule)
-        or bisector.get_backend()
+        or _bisecting()
         or (config.suppress_errors and config.fail_on_recompile_limit_hit)
         or any(getattr(config, setting) != usual for setting, usual in _USUAL_CONFIG)
     ):

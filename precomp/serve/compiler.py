@@ -46,6 +46,16 @@ _plain: Any = None
 class Settings(_InductorWrapper):  # type: ignore[misc]
     """Checks mode and options as torch does, with the modes that the artifact knows."""
 
+    def __init__(
+        self, mode: str | None, options: Any, dynamic: bool | None, name: str | None
+    ) -> None:
+        # Not torch's own: it asks its bisector, which makes the directory of torch's caches.
+        self.config: dict[str, Any] = {}
+        self.dynamic = dynamic
+        self.name = name
+        self.apply_mode(mode)
+        self.apply_options(options)
+
     def apply_mode(self, mode: str | None) -> None:
         """The options of *mode*. Raises RuntimeError for an unknown one."""
         if not mode or mode == "default":
@@ -409,7 +419,7 @@ for _function in (
 @functools.cache
 def dynamo_config() -> Any:
     """torch._dynamo.config; it is loaded alone, without the compiler, and stays the same module."""
-    return standin.module_for("torch._dynamo.config")
+    return standin.module_for(standin.CONFIG)
 
 
 def _tell_graph(graph: Any) -> None:

@@ -138,7 +138,7 @@ class OptimizedModule(torch.nn.Module):
         return [*inner, *(name for name in super().__dir__() if name not in inner)]
 
 
-OptimizedModule.__module__ = "torch._dynamo.eval_frame"
+OptimizedModule.__module__ = standin.EVAL_FRAME
 standin.add_module_class(OptimizedModule)
 _modules: weakref.WeakSet[OptimizedModule] = weakref.WeakSet()
 

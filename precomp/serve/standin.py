@@ -34,8 +34,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 DYNAMO = "torch._dynamo"
 INDUCTOR = "torch._inductor"
 EXTERNAL_UTILS = "torch._dynamo.external_utils"
+BISECTOR = "torch._inductor.compiler_bisector"
+EVAL_FRAME = "torch._dynamo.eval_frame"
 _GUARDS = "torch._dynamo.guards"
-_CONFIG = "torch._dynamo.config"
+CONFIG = "torch._dynamo.config"
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 _DECORATORS = "torch._dynamo.decorators"
 
@@ -271,7 +273,7 @@ def prime() -> None:
     global _primed
     if _primed or is_real():
         return
-    importlib.import_module(_CONFIG)
+    importlib.import_module(CONFIG)
     with import_lock(_GUARDS):
         if _primed or _GUARDS in sys.modules:
             return
