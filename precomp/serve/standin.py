@@ -38,7 +38,6 @@ BISECTOR = "torch._inductor.compiler_bisector"
 EVAL_FRAME = "torch._dynamo.eval_frame"
 _GUARDS = "torch._dynamo.guards"
 CONFIG = "torch._dynamo.config"
-_EVAL_FRAME = "torch._dynamo.eval_frame"
 _DECORATORS = "torch._dynamo.decorators"
 
 
@@ -319,7 +318,7 @@ def twins() -> dict[Key, Any]:
     }
     if _module_classes:
         # Guards compare the class of a compiled module itself.
-        found[_EVAL_FRAME, "OptimizedModule"] = _module_classes[0]
+        found[EVAL_FRAME, "OptimizedModule"] = _module_classes[0]
     return found
 
 
