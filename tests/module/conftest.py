@@ -54,6 +54,8 @@ def runner(directory: Path):
     }
 
     def run(*args, stdin=None, **environment):
+        if "LD_PRELOAD" in environment and "LD_PRELOAD" in base:
+            environment["LD_PRELOAD"] = f"{base['LD_PRELOAD']} {environment['LD_PRELOAD']}"
         return run_python(args, directory / "cwd", stdin, **{**base, **environment})
 
     return run
