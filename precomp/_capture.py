@@ -74,9 +74,10 @@ class Capture(_core.Capture):
     def _freeze(self) -> Any:
         """(store, report) of everything recorded; made once."""
         from precomp.freeze import helpers
-        from precomp.freeze.frame import FrameFreezer, qualname
+        from precomp.freeze.frame import FrameFreezer
         from precomp.freeze.rules import rules
         from precomp.freeze.store import Store
+        from precomp.sources import qualname
 
         if self._frozen is None:
             store = Store()

@@ -15,6 +15,11 @@ from typing import Any
 from precomp import _core
 
 
+def qualname(code: types.CodeType) -> str:
+    """The qualified name of a code object (its plain name on Python 3.10)."""
+    return getattr(code, "co_qualname", code.co_name)
+
+
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
     yield code
     for constant in code.co_consts:

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from precomp import _core
+from precomp import _core, backends
 from precomp.data import dumps, loads
 from precomp.freeze import codepath
 from precomp.freeze.guards import GuardRecorder
@@ -30,7 +30,7 @@ from precomp.freeze.module import freeze_module
 from precomp.freeze.plan import GraphSource, PlanRecorder
 from precomp.freeze.store import Store, Unsupported
 from precomp.freeze.values import encode, encode_code
-from precomp.sources import source_digests
+from precomp.sources import qualname, source_digests
 from precomp.torch_api import capture as capture_api
 
 Patch = Callable[[Any, str, Any], None]
@@ -42,11 +42,6 @@ TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 COMPILED = "__compiled_fn"
 BUILTINS = "__builtins_dict__"
 RESUME = "torch_dynamo_resume_in"
-
-
-def qualname(code: types.CodeType) -> str:
-    """The qualified name of a code object (its plain name on Python 3.10)."""
-    return getattr(code, "co_qualname", code.co_name)
 
 
 @dataclasses.dataclass
@@ -83,21 +78,14 @@ class Installed:
 
 def backend_record(callback: Any) -> dict[str, Any]:
     """What torch compares to decide whether a cache entry belongs to a torch.compile call."""
-    backend = callback
-    while hasattr(backend, "_torchdynamo_orig_backend"):
-        backend = backend._torchdynamo_orig_backend
+    backend = backends.innermost(callback)
     wrapper = capture_api().InductorWrapper
     if type(backend) is not wrapper:
         name = getattr(backend, "compiler_name", None) or getattr(
             backend, "__name__", type(backend).__name__
         )
         return {"backend": str(name), "config": {}, "dynamic": None, "name": None}
-    return {
-        "backend": "inductor",
-        "config": dict(sorted(backend.config.items())),
-        "dynamic": backend.dynamic,
-        "name": backend.name,
-    }
+    return backends.record(backend)
 
 
 class FrameRecorder:

@@ -409,7 +409,7 @@ def _backend(compiler: Any, api: Any) -> tuple[str, list[str]]:
             compiler = compiler._torchdynamo_orig_callable
         else:
             break
-    if isinstance(compiler, api.TorchCompileInductorWrapper):
+    if isinstance(compiler, api.InductorWrapper):
         return "inductor", reasons
     if compiler is api.inductor_backend or compiler is api.compile_fx:
         return "inductor", reasons

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from precomp import _core, torch_api
+from precomp import _core, backends, torch_api
 from precomp.serve import standin
 from precomp.serve.compiler import Compiler, Settings, dynamo_config, follow
 from precomp.serve.frame import runtime
@@ -53,13 +53,7 @@ def _compiler(arguments: dict[str, Any]) -> Compiler:
     key = _key({**arguments, "config": settings.config})
     compiler = _compilers.get(key)
     if compiler is None:
-        backend = {
-            "backend": "inductor",
-            "config": dict(sorted(settings.config.items())),
-            "dynamic": arguments["dynamic"],
-            "name": arguments["name"],
-        }
-        compiler = _compilers[key] = Compiler(runtime(), backend, arguments)
+        compiler = _compilers[key] = Compiler(runtime(), backends.record(settings), arguments)
     return compiler
 
 
@@ -258,13 +252,7 @@ def _serve_real_compiler() -> None:
 
 def backend_of(callback: Any) -> dict[str, Any] | None:
     """The backend record of one of torch's own callbacks; None unless it is Inductor's."""
-    while hasattr(callback, "_torchdynamo_orig_backend"):
-        callback = callback._torchdynamo_orig_backend
+    callback = backends.innermost(callback)
     if type(callback) is not torch_api.compiler().InductorWrapper:
         return None
-    return {
-        "backend": "inductor",
-        "config": dict(sorted(callback.config.items())),
-        "dynamic": callback.dynamic,
-        "name": callback.name,
-    }
+    return backends.record(callback)

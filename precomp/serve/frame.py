@@ -24,15 +24,10 @@ from precomp.serve import module as modules
 from precomp.serve import plan as plans
 from precomp.serve.kernel import KernelTable
 from precomp.serve.unknown import FileRules, holds_torch, never_converted
-from precomp.sources import source_digests
+from precomp.sources import qualname, source_digests
 
 NOT_CAPTURED = "not captured: the artifact has no entry for this function"
 HINT = "capture a run that makes this call, or fix what differs"
-
-
-def qualname(code: types.CodeType) -> str:
-    """The qualified name of a code object (its plain name on Python 3.10)."""
-    return getattr(code, "co_qualname", code.co_name)
 
 
 class Loaded:

@@ -139,7 +139,6 @@ CAPTURE: dict[str, str] = {
     # plan
     "OutputGraph": "torch._dynamo.output_graph:OutputGraph",
     "DDPOptimizer": "torch._dynamo.backends.distributed:DDPOptimizer",
-    "TorchCompileInductorWrapper": "torch:_TorchCompileInductorWrapper",
     "inductor_backend": "torch._dynamo.backends.inductor:inductor",
     "compile_fx": "torch._inductor.compile_fx:compile_fx",
     "compile_fx_module": "torch._inductor.compile_fx",

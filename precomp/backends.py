@@ -1,0 +1,26 @@
+"""What torch compares to decide whether a cache entry belongs to a torch.compile call.
+
+One record for both sides (docs/internals.md, section 4.6): capture writes it into each frame,
+serving compares it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def innermost(callback: Any) -> Any:
+    """The backend below torch's wrappers around a Dynamo callback."""
+    while hasattr(callback, "_torchdynamo_orig_backend"):
+        callback = callback._torchdynamo_orig_backend
+    return callback
+
+
+def record(settings: Any) -> dict[str, Any]:
+    """The record of torch's Inductor backend object *settings* (its config, dynamic and name)."""
+    return {
+        "backend": "inductor",
+        "config": dict(sorted(settings.config.items())),
+        "dynamic": settings.dynamic,
+        "name": settings.name,
+    }
