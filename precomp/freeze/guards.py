@@ -7,52 +7,45 @@ section 4.2), or refuses it with every reason: no guard is ever left out silentl
 
 from __future__ import annotations
 
-import dis
-import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from precomp import _core, guard_functions, torch_api
 from precomp.errors import PrecompError
-from precomp.freeze import codepath
+from precomp.freeze.guard_arguments import (
+    encode_argument,
+    encode_example,
+    encode_key,
+    is_dynamo,
+    is_fixed,
+    refuse_hashed,
+)
 from precomp.freeze.guard_compare import compare_trees
-from precomp.freeze.guard_lambdas import encode_function
+from precomp.freeze.guard_record import (
+    canonical_text,
+    holds_set,
+    make_record,
+    names_of_globals,
+    stable_text,
+)
 from precomp.freeze.guard_tree import (
-    ADDRESS,
     IMPLIED,
     LEAVES,
     MANAGERS,
     QUERIES,
     REFUSED,
     RELATIONS,
-    RELATIONS_TEXT,
     ROOT,
     Generated,
     Identity,
     Tree,
-    category_of,
     probe_immutable,
 )
 from precomp.freeze.store import Unsupported
-from precomp.freeze.values import (
-    Encoded,
-    Unencodable,
-    describe,
-    encode,
-    encode_code,
-    is_library,
-    sort_encoded,
-)
+from precomp.freeze.values import encode
 
 Patch = Callable[[Any, str, Any], None]
-
-_NUMBER = re.compile(r"(?<![\w.])\d{6,}(?![\w.])|(?<=_)\d{6,}(?=_c)")
-_DICT_VERSION = re.compile(r"^(___dict_version\(.+\)) == \d+$")
-_COMPILE_ID = re.compile(r"(?<=_ID_c)\[?\d+/\d+(_\d+)?\]?")
-
-# Dynamo's own modules whose content a user may set: guards on them are kept.
-_SETTABLE = ("torch._dynamo.config",)
 
 
 class GuardRecorder:
@@ -157,7 +150,7 @@ class GuardRecorder:
         example, source = given["example_value"], given["source"]
         if parent in tree.constant:
             tree.constant[node] = tree.constant[parent]
-        elif isinstance(example, types.ModuleType) and _is_dynamo(example.__name__):
+        elif isinstance(example, types.ModuleType) and is_dynamo(example.__name__):
             tree.constant[node] = example.__name__
         elif parent in tree.registries and name == "get_key_manager":
             tree.constant[node] = IMPLIED
@@ -171,35 +164,18 @@ class GuardRecorder:
         if example is torch_api.capture().supported_nodes:
             tree.registries.add(node)
         try:
-            key = self._key(tree, name, key_value)
-            category = "d" if node in tree.registries else self._example(made, example)
+            key = encode_key(name, key_value)
+            category = (
+                "d" if node in tree.registries else encode_example(made, example, self._immutable)
+            )
             if name == "set_getitem_manager":
-                _refuse_hashed(example)
+                refuse_hashed(example)
         except Unsupported as error:
             tree.problems.append(f"{source}: {error}")
             key, category = None, "o"
         if name == "globals_dict_manager":
             tree.globals_node = node
         tree.ops.append((name, parent, node, key, source, category))
-
-    def _key(self, tree: Tree, name: str, value: Any) -> Any:
-        if name == "globals_dict_manager" or MANAGERS[name] is None:
-            return None
-        if name == "lambda_manager":
-            return encode_function(value)
-        return encode(value)
-
-    def _example(self, made: Any, example: Any) -> Any:
-        """The category of an example value: C++ takes its fast paths by it."""
-        if isinstance(made, torch_api.serve().DictGuardManager):
-            if not isinstance(example, dict):
-                raise Unencodable(f"a guard on the keys of {describe(example)}")
-            return ("D", encode(type(example)), dict.__len__(example))
-        immutable = bool(made.is_guarded_value_immutable())
-        category = category_of(example, immutable)
-        if immutable != (category in self._immutable):
-            raise Unencodable(f"torch takes {describe(example)} for immutable: {immutable}")
-        return category
 
     def _leaf(self, name: str, args: tuple[Any, ...]) -> None:
         if self._off:
@@ -210,7 +186,8 @@ class GuardRecorder:
         if where == IMPLIED and name == "add_id_match_guard":
             return
         if where is not None:
-            self._check_constant(tree, node, name, values, where)
+            if not is_fixed(name, values, self._objects):
+                tree.problems.append(f"{tree.source(node)}: a guard on the state of {where}")
             return
         if name == "add_default_device_guard":
             tree.device = encode(torch_api.serve().device_module.CURRENT_DEVICE)
@@ -222,12 +199,12 @@ class GuardRecorder:
             if letter == "u":
                 continue
             try:
-                out.append(self._argument(tree, node, name, letter, value, values))
+                out.append(encode_argument(name, letter, value, values, self._objects))
             except Unsupported as error:
                 tree.problems.append(f"{tree.source(node)}: {error}")
                 out.append(None)
-        if name == "add_equals_match_guard" and _holds_set(values[0]):
-            stable = f"{tree.source(node)} == {_stable_text(values[0])}"
+        if name == "add_equals_match_guard" and holds_set(values[0]):
+            stable = f"{tree.source(node)} == {stable_text(values[0])}"
             tree.stable.update(dict.fromkeys(out[1], stable))
         if name == "add_dict_version_guard":
             name = "add_lambda_guard"
@@ -249,64 +226,6 @@ class GuardRecorder:
         if tree.tls is not None and tree.tls != now:
             tree.problems.append("dispatch keys of the thread changed while guards were built")
         tree.tls = now
-
-    def _argument(
-        self, tree: Tree, node: int, name: str, letter: str, value: Any, values: Any
-    ) -> Any:
-        if letter == "k":
-            return encode(value)
-        if letter == "w":
-            return (value,) if isinstance(value, str) else tuple(value)
-        if letter == "f":
-            return encode_function(value)
-        if letter == "m":
-            return tuple(encode(type(mode)) for mode in value)
-        if letter == "t":
-            zero_dim = len(list(values[1])) == 0
-            dtype = str(value.dtype).removeprefix("torch.")
-            return (str(value.device), dtype, bool(value.requires_grad), zero_dim)
-        if letter == "d":
-            if value is not torch_api.capture().supported_nodes:
-                raise Unencodable("the version of a dict (DICT_VERSION)")
-            return ("nodes", _encode_nodes(value))
-        return self._identity(name, value)
-
-    def _identity(self, name: str, number: int) -> Any:
-        if number not in self._objects:
-            raise Unencodable("the identity of an object that was not seen")
-        value = self._objects[number]
-        if name != "add_id_match_guard":
-            return encode(value)
-        if _is_value(value):
-            return Identity(value)
-        if isinstance(value, types.CodeType):
-            found = codepath.find(value)
-            if found is not None:
-                return ("C", *found, _core.code_digest(value))
-            return ("late", "code", _core.code_digest(value))
-        try:
-            return encode(value)
-        except Unencodable:
-            if isinstance(value, types.FunctionType):
-                return _encode_late_function(value)
-            _refuse_identity(value)
-            return Identity(value)
-
-    def _check_constant(
-        self, tree: Tree, node: int, name: str, values: tuple[Any, ...], where: str
-    ) -> None:
-        """A guard inside a module of Dynamo says what the version of torch fixes, when it is about
-        a function, class or module. Anything else there could be set by a user."""
-        if name in ("add_type_match_guard", "add_id_match_guard"):
-            value = self._objects.get(values[0])
-            if isinstance(value, types.CodeType) and _is_library_file(value.co_filename):
-                return
-            module = value.__name__ if isinstance(value, types.ModuleType) else None
-            if is_library(str(module or getattr(value, "__module__", None) or "builtins")):
-                return
-        elif name in ("add_dict_contains_guard", "add_no_hasattr_guard"):
-            return
-        tree.problems.append(f"{tree.source(node)}: a guard on the state of {where}")
 
     def _relation(self, name: str, args: tuple[Any, ...]) -> None:
         if self._off:
@@ -336,70 +255,13 @@ class GuardRecorder:
         Unsupported with all reasons, one a line, when the tree cannot be frozen.
         """
         tree = self._tree_of(guard_manager)
-        return self._record(tree, rename, lambda text: _canonical_text(text, tree, self._objects))
+        return make_record(tree, rename, lambda text: canonical_text(text, tree, self._objects))
 
     def _tree_of(self, guard_manager: Any) -> Tree:
         tree = self._trees.get(id(guard_manager.root))
         if tree is None or tree.wrappers[ROOT] is not guard_manager.root:
             raise Unsupported("guards that were built while nothing was recorded")
         return tree
-
-    def _record(
-        self, tree: Tree, rename: dict[str, str], canonical: Callable[[str], str]
-    ) -> dict[str, Any]:
-        problems = list(tree.problems)
-        texts = _Texts(rename, canonical)
-        numbers = _numbering(tree)
-        ops: list[tuple[Any, ...]] = []
-        identities: list[tuple[int, Any]] = []
-        moved: list[tuple[Any, ...]] = []
-        for op in tree.ops:
-            if op[0] in MANAGERS:
-                ops.append(_final_manager(op, tree, numbers, rename, texts))
-            elif op[0] in RELATIONS:
-                ops.append(_final_relation(op, numbers, texts, problems))
-            elif op[2] and isinstance(op[2][0], Identity):
-                identities.append((op[1], op[2][0].value))
-            elif op[0] == "add_lambda_guard" and tree.is_dict_manager(op[1]):
-                moved.append(op)
-            else:
-                ops.append((op[0], numbers[op[1]], _final_arguments(op, rename, texts)))
-        try:
-            for _, node, (function, verbose) in moved:
-                at = ("at", _path(tree, node, rename), function)
-                verbose = tuple(map(texts, verbose))
-                ops.append(("add_epilogue_lambda_guard", ROOT, (at, verbose)))
-            if identities:
-                ops.append(self._object_relations(tree, identities, rename))
-        except Unsupported as error:
-            problems.append(str(error))
-        if problems:
-            raise Unsupported("\n".join(dict.fromkeys(map(texts, problems))))
-        return {
-            "nodes": len(numbers),
-            "ops": tuple(ops),
-            "tls": tree.tls,
-            "device": tree.device,
-        }
-
-    def _object_relations(
-        self, tree: Tree, identities: list[tuple[int, Any]], rename: dict[str, str]
-    ) -> tuple[Any, ...]:
-        """One guard at the end of the root for all objects under id guards that have no name."""
-        typed = {op[1] for op in tree.ops if op[0] == "add_type_match_guard"}
-        groups: dict[int, int] = {}
-        out = []
-        for node, value in identities:
-            if not _is_value(value) and node not in typed:
-                raise Unsupported(
-                    f"{tree.source(node)}: identity of {describe(value)}, which is guarded by "
-                    "nothing else"
-                )
-            equal = encode(value) if _is_immutable_value(value) else None
-            group = groups.setdefault(id(value), len(groups))
-            out.append((_path(tree, node, rename), group, encode(type(value)), equal))
-        relations = (("rel", tuple(out)), (RELATIONS_TEXT,))
-        return ("add_epilogue_lambda_guard", ROOT, relations)
 
     def used_globals(self, guard_manager: Any) -> set[str]:
         """The names that the tape of *guard_manager* reads from f_globals."""
@@ -409,7 +271,7 @@ class GuardRecorder:
             if op[0] == "dict_getitem_manager" and op[1] == tree.globals_node and op[3]:
                 used.add(op[3][1])
             elif op[0] not in MANAGERS and op[2] and isinstance(op[2][0], Generated):
-                used.update(_names_of_globals(op[2][0].code))
+                used.update(names_of_globals(op[2][0].code))
         return used
 
     def bound_ids(self, guard_manager: Any) -> set[int]:
@@ -429,7 +291,7 @@ class GuardRecorder:
         """Rebuild the tree from its tape in this process: the rebuilt one must accept *f_locals*
         and have the same nodes and guards. Raises Unsupported when it does not."""
         tree = self._tree_of(guard_manager)
-        record = self._record(tree, {}, str)
+        record = make_record(tree, {}, str)
         self._off = True
         try:
             root, keep = _core.GuardTape(record).replay(
@@ -449,218 +311,3 @@ class GuardRecorder:
             raise Unsupported(f"the guards cannot be rebuilt: {error}") from error
         finally:
             self._off = False
-
-
-# ------------------------------------------------------------------ helpers
-
-
-def _encode_nodes(registry: Any) -> Encoded:
-    kinds = sort_encoded(map(encode, registry))
-    for kind in kinds:
-        if kind[0] not in ("P", "PF"):
-            raise Unencodable(f"a pytree node type without a module: {kind}")
-    return kinds
-
-
-def _holds_set(value: Any) -> bool:
-    if isinstance(value, (set, frozenset)):
-        return True
-    return isinstance(value, (tuple, list)) and any(map(_holds_set, value))
-
-
-def _stable_text(value: Any) -> str:
-    """repr() with the items of sets in order."""
-    if isinstance(value, (set, frozenset)):
-        return "{" + ", ".join(sorted(map(_stable_text, value))) + "}"
-    if isinstance(value, (tuple, list)):
-        return "(" + ", ".join(map(_stable_text, value)) + ")"
-    return repr(value)
-
-
-def _is_dynamo(module: str) -> bool:
-    inside = module == "torch._dynamo" or module.startswith("torch._dynamo.")
-    return inside and module not in _SETTABLE
-
-
-def _is_library_file(filename: str) -> bool:
-    import os
-
-    import torch
-
-    roots = (os.path.dirname(torch.__file__), os.path.dirname(os.__file__))
-    return filename.startswith("<frozen ") or (
-        filename.startswith(roots) and "site-packages" not in filename.removeprefix(roots[0])
-    )
-
-
-def _refuse_hashed(example: Any) -> None:
-    if not isinstance(example, (int, float, complex)):
-        raise Unencodable(f"the place of {describe(example)} in a set depends on the process")
-
-
-def _is_immutable_value(value: Any) -> bool:
-    import torch
-
-    return type(value) in (
-        int,
-        float,
-        complex,
-        str,
-        bytes,
-        tuple,
-        frozenset,
-        range,
-        slice,
-        torch.Size,
-        torch.device,
-    )
-
-
-def _is_value(value: Any) -> bool:
-    """Plain content: an id guard on it cannot be rebuilt from the content."""
-    return _is_immutable_value(value) or type(value) in (dict, list, set)
-
-
-def _refuse_identity(value: Any) -> None:
-    import torch
-
-    kinds = (
-        torch.Tensor,
-        torch.nn.Module,
-        torch.optim.Optimizer,
-        torch.Generator,
-        torch.Stream,
-        type,
-        types.ModuleType,
-        types.MethodType,
-        types.BuiltinFunctionType,
-        types.GeneratorType,
-    )
-    if isinstance(value, kinds) or is_library(type(value).__module__):
-        raise Unencodable(f"identity of {describe(value)}")
-
-
-def _encode_late_function(value: types.FunctionType) -> Encoded:
-    if value.__closure__ or value.__dict__:
-        raise Unencodable(f"identity of the {describe(value)}, which no module leads to")
-    defaults = encode((value.__defaults__, value.__kwdefaults__))
-    return ("late", "function", _core.code_digest(value.__code__), defaults)
-
-
-def _names_of_globals(code: types.CodeType) -> Iterator[str]:
-    """The names x in G['x'] of a generated guard function."""
-    previous = None
-    for instruction in dis.get_instructions(code):
-        if previous == "G" and isinstance(instruction.argval, str):
-            yield instruction.argval
-        previous = instruction.argval if instruction.opname == "LOAD_GLOBAL" else None
-
-
-def _path(tree: Tree, node: int, rename: dict[str, str]) -> Encoded:
-    """How to read the value of *node* from the frame, for a guard at the end of the root."""
-    made = {op[2]: op for op in tree.ops if op[0] in MANAGERS}
-    path = []
-    at = node
-    while at != ROOT:
-        name, parent, _, key, _, _ = made[at]
-        if name != "globals_dict_manager" and name not in guard_functions.ACCESSORS:
-            raise Unsupported(f"{tree.source(node)}: an identity that is read by {name}")
-        path.append((name, _renamed_key(key, rename) if parent == tree.globals_node else key))
-        at = parent
-    return tuple(reversed(path))
-
-
-def _renamed_key(key: Any, rename: dict[str, str]) -> Any:
-    return ("k", rename.get(key[1], key[1])) if key is not None and key[0] == "k" else key
-
-
-def _numbering(tree: Tree) -> dict[int, int]:
-    """New numbers of the nodes that stay on the tape."""
-    stay = (node for node in range(len(tree.wrappers)) if node not in tree.constant)
-    return {node: number for number, node in enumerate(stay)}
-
-
-def _final_manager(
-    op: tuple[Any, ...],
-    tree: Tree,
-    numbers: dict[int, int],
-    rename: dict[str, str],
-    texts: _Texts,
-) -> tuple[Any, ...]:
-    name, parent, node, key, source, category = op
-    if parent == tree.globals_node and name == "dict_getitem_manager":
-        key = _renamed_key(key, rename)
-    return name, numbers[parent], numbers[node], key, texts(source), category
-
-
-def _final_relation(
-    op: tuple[Any, ...], numbers: dict[int, int], texts: _Texts, problems: list[str]
-) -> tuple[Any, ...]:
-    def final(value: Any) -> Any:
-        if type(value) is tuple:
-            return tuple(map(final, value))
-        if type(value) is str:
-            return texts(value)
-        if value not in numbers:
-            problems.append("a relation with a value inside torch._dynamo")
-        return numbers.get(value, 0)
-
-    return op[0], -1, final(op[2])
-
-
-def _final_arguments(op: tuple[Any, ...], rename: dict[str, str], texts: _Texts) -> Any:
-    name, _, values = op
-    out = []
-    for letter, value in zip(LEAVES[name].replace("u", ""), values, strict=True):
-        if letter == "w":
-            value = tuple(map(texts, value))
-        elif isinstance(value, Generated):
-            value = _final_generated(value.code, rename)
-        out.append(value)
-    if name == "add_tensor_match_guard" and out[3] is not None:
-        out[3] = ("k", texts(out[3][1]))  # the name of the tensor, for messages
-    return tuple(out)
-
-
-def _final_generated(code: types.CodeType, rename: dict[str, str]) -> Encoded:
-    names = set(_names_of_globals(code))
-    constants = tuple(
-        rename.get(item, item) if isinstance(item, str) and item in names else item
-        for item in code.co_consts
-    )
-    return ("gfn", encode_code(code.replace(co_consts=constants)), code.co_freevars)
-
-
-class _Texts:
-    """Renames global names in sources and verbose parts."""
-
-    def __init__(self, rename: dict[str, str], canonical: Callable[[str], str]) -> None:
-        names = sorted(rename, key=len, reverse=True)
-        self._pattern = (
-            re.compile(r"(?<!\w)(?:" + "|".join(map(re.escape, names)) + r")(?!\w)")
-            if names
-            else None
-        )
-        self._rename = rename
-        self._canonical = canonical
-        self._known: dict[str, str] = {}
-
-    def __call__(self, text: str) -> str:
-        found = self._known.get(text)
-        if found is None:
-            found = self._canonical(text)
-            if self._pattern is not None:
-                found = self._pattern.sub(lambda match: self._rename[match[0]], found)
-            self._known[text] = found
-        return found
-
-
-def _canonical_text(text: str, tree: Tree, objects: dict[int, Any]) -> str:
-    """A text without what differs between two processes: ids, addresses, order of sets, the user's
-    source line."""
-    text = tree.stable.get(text, text)
-    text = text.partition("  # ")[0].rstrip()
-    text = _DICT_VERSION.sub(r"\1 is unchanged", text)
-    text = ADDRESS.sub("0x", text)
-    text = _NUMBER.sub(lambda match: "ID" if int(match[0]) in objects else match[0], text)
-    return _COMPILE_ID.sub("", text)
