@@ -15,6 +15,7 @@ _HOME = {
     "Capture": "_capture",
     "CaptureReport": "report",
     "Prepared": "_prepare",
+    "bind": "binding",
     "capture": "_capture",
     "prepare": "_prepare",
     "strict_no_compile": "strict",

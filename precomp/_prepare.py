@@ -95,29 +95,34 @@ def prepare(
 
     *digest* (hex sha256 of the file) must match if given. *runtime*: ``"lean"`` never executes
     torch's compiler and raises CompileViolation for a call that needs it; ``"full"`` and ``"auto"``
-    let torch compile what the artifact lacks. *devices* and *model* are reserved: binding a model
-    file and choosing GPUs are not available yet and are refused by name.
+    let torch compile what the artifact lacks. *model*: a model file that must be bound to this
+    artifact (``precomp.bind``); of it the binding alone is read, no weights. *devices* is reserved:
+    choosing GPUs is not available yet and is refused by name.
 
-    Raises OSError when the file cannot be read, ArtifactCorruptError, ArtifactVersionError,
-    EnvironmentMismatchError (all differences at once). Nothing is installed unless all checks pass.
+    Raises OSError when a file cannot be read, ArtifactCorruptError, ArtifactVersionError,
+    BindingError, EnvironmentMismatchError (all differences at once). Nothing is installed unless
+    all checks pass.
     """
     if runtime not in RUNTIMES:
         raise ValueError(f"prepare: runtime: expected one of {RUNTIMES}, got {runtime!r}")
     if devices is not None:
         raise PrecompError("prepare: devices: artifacts hold CPU kernels only; leave it out")
-    if model is not None:
-        raise PrecompError("prepare: model: binding to a model file is not available yet")
     # Everything made here lives as long as the process: collecting meanwhile finds nothing.
     collecting = gc.isenabled()
     gc.disable()
     try:
-        return _prepare(path, digest, runtime)
+        return _prepare(path, digest, runtime, model)
     finally:
         if collecting:
             gc.enable()
 
 
-def _prepare(path: str | os.PathLike[str], digest: str | None, runtime: str) -> Prepared:
+def _prepare(
+    path: str | os.PathLike[str],
+    digest: str | None,
+    runtime: str,
+    model: str | os.PathLike[str] | None,
+) -> Prepared:
     clock = time.perf_counter
     start = clock()
     seconds: dict[str, float] = {}
@@ -127,6 +132,10 @@ def _prepare(path: str | os.PathLike[str], digest: str | None, runtime: str) -> 
             f"{artifact.path}: expected digest {digest}, found {artifact.digest}: another file, "
             "or a damaged one; capture again or pass the digest of this file"
         )
+    if model is not None:
+        from precomp.binding import require_bound
+
+        require_bound(model, artifact)
     found = environment.current()
     environment.require_match(artifact.path, artifact.environment, found)
     blobs = artifact.load_all()
