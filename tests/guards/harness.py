@@ -58,6 +58,14 @@ def code_of(function: Any) -> types.CodeType:
     return function.__code__
 
 
+def globals_of(program: programs.Program) -> dict[str, Any]:
+    """The globals of the program's frame."""
+    function = program.function
+    if isinstance(function, torch.nn.Module):
+        function = type(function).forward
+    return function.__globals__
+
+
 def locals_of(program: programs.Program, arguments: Any = None) -> dict[str, Any]:
     """The locals of the program's frame at its start."""
     function = program.function
@@ -128,10 +136,10 @@ def compile_and_record(
         manager = recording.manager_of(code_of(program.function))
         rename = recording.rename(manager)
         record = recording.recorder.record_for(manager, rename)
-        recording.recorder.prove(manager, locals_of(program), vars(programs))
+        recording.recorder.prove(manager, locals_of(program), globals_of(program))
     specs: dict[str, Any] = {}
     for old, new in rename.items():
-        value = vars(programs)[old]
+        value = globals_of(program)[old]
         specs[new] = value.__name__ if isinstance(value, types.ModuleType) else None
     return manager, record, specs
 

@@ -176,7 +176,7 @@ def unrecorded_guard(recording: harness.Recording) -> str:
     manager.root.add_lambda_guard(lambda value: True, ["unseen"], None)
     recording.recorder._off = False
     try:
-        recording.recorder.prove(manager, harness.locals_of(program), vars(programs))
+        recording.recorder.prove(manager, harness.locals_of(program), harness.globals_of(program))
     except Unsupported as error:
         return str(error)
     return ""
@@ -187,7 +187,7 @@ def rejected_frame(recording: harness.Recording) -> str:
     manager, _, _ = harness.compile_and_record(recording, program)
     other = harness.locals_of(program) | {"n": 77}
     try:
-        recording.recorder.prove(manager, other, vars(programs))
+        recording.recorder.prove(manager, other, harness.globals_of(program))
     except Unsupported as error:
         return str(error)
     return ""

@@ -15,26 +15,26 @@ from precomp.serve.reasons import explain
 
 def main(out: Path) -> None:
     torch_api.serve()
-    f_globals = vars(programs)
     results = {}
     recorded = json.loads((out / "recorded.json").read_text())
     for name, entry in recorded.items():
         if "refused" in entry:
             continue
         program = programs.PROGRAMS[name]()
+        f_globals = harness.globals_of(program)
         harness.install_globals(entry["specs"], f_globals)
         record = data.loads((out / f"{name}.tape").read_bytes())
         tape = _core.GuardTape(record)
         keep = []
 
-        def fresh(tape=tape, keep=keep):
+        def fresh(tape=tape, keep=keep, f_globals=f_globals):
             root, kept = guards.build(
                 tape, f_globals, None, harness.GuardManagerType, harness.building()
             )
             keep.append(kept)
             return root
 
-        def opinion(record=record):
+        def opinion(record=record, f_globals=f_globals):
             return oracle.build(record, f_globals)
 
         old = fresh()
@@ -47,7 +47,7 @@ def main(out: Path) -> None:
             reasons[variation] = harness.decide(
                 program,
                 variation,
-                lambda f_locals, old=old: explain(old, f_locals, f_globals),
+                lambda f_locals, old=old, f_globals=f_globals: explain(old, f_locals, f_globals),
             )
             decisions[f"{variation}, undone"] = harness.decide_base(program, old.check)
             # A tree that is built while the state differs already.

@@ -69,9 +69,7 @@ def fails_everywhere(record):
             continue
         else:
             spots = [
-                n
-                for n, arg in enumerate(op[2])
-                if type(arg) is tuple and arg and arg[0] in TAGS
+                n for n, arg in enumerate(op[2]) if type(arg) is tuple and arg and arg[0] in TAGS
             ]
             if not spots:
                 continue

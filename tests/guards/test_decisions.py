@@ -15,10 +15,10 @@ BINDS = {("copied_config", "equal_config"), ("copied_config", "equal_config, und
 
 
 def _programs() -> list[str]:
-    tree = ast.parse((HERE / "programs.py").read_text())
     return [
         node.name
-        for node in tree.body
+        for part in sorted(HERE.glob("programs_*.py"))
+        for node in ast.parse(part.read_text()).body
         if isinstance(node, ast.FunctionDef)
         and any(isinstance(d, ast.Name) and d.id == "program" for d in node.decorator_list)
     ]

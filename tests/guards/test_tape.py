@@ -93,13 +93,14 @@ torch_api.serve()
 record = data.loads((Path({str(recorded)!r}) / "copied_config.tape").read_bytes())
 import json
 specs = json.loads((Path({str(recorded)!r}) / "recorded.json").read_text())["copied_config"]
-harness.install_globals(specs["specs"], vars(programs))
+one, two = programs.copied_config(), programs.copied_config()
+f_globals = harness.globals_of(one)
+harness.install_globals(specs["specs"], f_globals)
 tape = _core.GuardTape(record)
 assert tape.binds
 def build():
-    return guards.build(tape, vars(programs), None, harness.GuardManagerType, harness.building())
+    return guards.build(tape, f_globals, None, harness.GuardManagerType, harness.building())
 first, keep = build()
-one, two = programs.copied_config(), programs.copied_config()
 assert first.check(harness.locals_of(one))
 assert not first.check(harness.locals_of(two))
 assert first.check(harness.locals_of(one))
@@ -125,10 +126,11 @@ torch_api.serve()
 folder = Path({str(recorded)!r})
 record = data.loads((folder / "vmapped.tape").read_bytes())
 specs = json.loads((folder / "recorded.json").read_text())["vmapped"]["specs"]
-harness.install_globals(specs, vars(programs))
+f_globals = harness.globals_of(programs.vmapped())
+harness.install_globals(specs, f_globals)
 assert any(op[0] == "add_lambda_guard" and op[2][0][0] == "nodes" for op in record["ops"])
 root, keep = guards.build(
-    _core.GuardTape(record), vars(programs), None, harness.GuardManagerType, harness.building()
+    _core.GuardTape(record), f_globals, None, harness.GuardManagerType, harness.building()
 )
 f_locals = harness.locals_of(programs.vmapped())
 assert root.check(f_locals)
