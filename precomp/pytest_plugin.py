@@ -1,4 +1,4 @@
-"""pytest plugin: tests in which nothing compiles.
+"""pytest plugin: tests in which nothing compiles, and tests whose guards are checked.
 
 Importing this module imports neither torch nor the extension module. See docs/pytest.md.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,8 @@ _gate = pytest.StashKey[Any]()
 _phase_gate = pytest.StashKey[Any]()
 _reported = pytest.StashKey[int]()
 _prepared = pytest.StashKey[Any]()
+_shadow = pytest.StashKey[Any]()
+_SHADOW = "precomp_shadow_guards"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,9 +43,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="prepare the process from this artifact before anything is collected",
     )
+    group.addoption(
+        "--precomp-shadow-guards",
+        action="store_true",
+        default=None,
+        help="freeze, thaw and compare the guards of all that the tests compile",
+    )
     parser.addini("no_compile", "as --no-compile", type="bool", default=False)
     parser.addini("no_compile_allow", "as --no-compile-allow", type="args", default=[])
     parser.addini("precomp_prepare", "as --precomp-prepare", default="")
+    parser.addini(_SHADOW, "as --precomp-shadow-guards", type="bool", default=False)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -76,6 +86,64 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             config.stash[_prepared] = precomp.prepare(str(path))
         except (precomp.PrecompError, OSError) as error:
             raise pytest.UsageError(f"--precomp-prepare={path}: {error}") from error
+    if _shadows(config):
+        _start_shadow(config)
+
+
+def _shadows(config: pytest.Config) -> bool:
+    option = config.getoption("--precomp-shadow-guards")
+    return bool(config.getini(_SHADOW) if option is None else option)
+
+
+def _start_shadow(config: pytest.Config) -> None:
+    """In a process that runs tests: shadow what it compiles. In one that only hands them out: a
+    place for what the others find."""
+    from precomp.errors import PrecompError
+    from precomp.testing import shadow_guards
+
+    shadow = config.stash[_shadow] = shadow_guards()
+    if not _is_xdist_controller(config):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # those of the import of torch's compiler
+                shadow.__enter__()
+        except PrecompError as error:
+            raise pytest.UsageError(f"--precomp-shadow-guards: {error}") from error
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    config = session.config
+    shadow = config.stash.get(_shadow, None)
+    if shadow is None:
+        return
+    if not _is_xdist_controller(config):
+        shadow.__exit__(None, None, None)
+    if hasattr(config, "workeroutput"):
+        config.workeroutput[_SHADOW] = shadow.as_data()
+    elif shadow.disagreements and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker of xdist is done."""
+    shadow = node.config.stash.get(_shadow, None)
+    if shadow is not None:
+        found = getattr(node, "workeroutput", {}).get(_SHADOW)
+        if found is None:
+            shadow.lost.append(node.gateway.id)
+        else:
+            shadow.add(found)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    shadow = config.stash.get(_shadow, None)
+    if shadow is not None:
+        terminalreporter.section("guards of precomp beside torch's")
+        terminalreporter.write_line(shadow.report())
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -87,6 +155,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         allow = _run_allow(config)
         kinds = f" except {', '.join(allow)}" if allow else ""
         lines.append(f"precomp: nothing compiles{kinds}")
+    if _shadows(config):
+        lines.append("precomp: guards are frozen, thawn and compared")
     return lines
 
 

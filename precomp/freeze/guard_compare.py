@@ -6,15 +6,28 @@ from collections import Counter
 from typing import Any
 
 from precomp import torch_api
-from precomp.freeze.guard_tree import ADDRESS, MANAGERS, RELATIONS_TEXT, ROOT, Identity, Tree
-from precomp.freeze.store import Unsupported
+from precomp.freeze.guard_tree import (
+    ADDRESS,
+    MANAGERS,
+    PROBE_TEXT,
+    RELATIONS_TEXT,
+    ROOT,
+    Identity,
+    Tree,
+)
+from precomp.freeze.store import Disproved
+
+Leaf = tuple[str, tuple[str, ...]]
 
 
-def _leaves(manager: Any) -> list[tuple[str, tuple[str, ...]]]:
-    return [
-        (type(leaf).__name__, tuple(leaf.verbose_code_parts()))
-        for leaf in manager.get_leaf_guards()
-    ]
+def _named(leaves: list[Any]) -> list[Leaf]:
+    """Kind and text of each guard, without the probes that precomp itself put there."""
+    named = [(type(leaf).__name__, tuple(leaf.verbose_code_parts())) for leaf in leaves]
+    return [leaf for leaf in named if leaf[1] != (PROBE_TEXT,)]
+
+
+def _leaves(manager: Any) -> list[Leaf]:
+    return _named(manager.get_leaf_guards())
 
 
 def _children(manager: Any) -> list[tuple[str, Any]]:
@@ -38,7 +51,7 @@ def _children(manager: Any) -> list[tuple[str, Any]]:
 
 
 def compare_trees(tree: Tree, original: Any, rebuilt: Any) -> None:
-    """Both trees node by node; Unsupported names the first difference."""
+    """Both trees node by node; Disproved names the first difference."""
     replaced, moved = _replaced_leaves(tree)
     todo = [(original, rebuilt)]
     while todo:
@@ -46,12 +59,12 @@ def compare_trees(tree: Tree, original: Any, rebuilt: Any) -> None:
         node = tree.numbers.get(id(a), -1)
         where = "the frame" if node == ROOT else str(a.get_source())
         if node < 0:
-            raise Unsupported(f"{where}: a guard that was not recorded")
+            raise Disproved(f"{where}: a guard that was not recorded")
         registry = node in tree.registries
         if (type(a) is not type(b) and not registry) or (
             node != ROOT and a.is_guarded_value_immutable() != b.is_guarded_value_immutable()
         ):
-            raise Unsupported(f"{where}: the rebuilt guard manager is of another kind")
+            raise Disproved(f"{where}: the rebuilt guard manager is of another kind")
         theirs_here = _leaves(b)
         if registry:  # torch's dict manager checks the type without a leaf
             theirs_here = [leaf for leaf in theirs_here if leaf[0] != "TYPE_MATCH"]
@@ -61,12 +74,12 @@ def compare_trees(tree: Tree, original: Any, rebuilt: Any) -> None:
         if [("" if registry else k, c.get_source()) for k, c in mine] != [
             ("" if registry else k, c.get_source()) for k, c in theirs
         ]:
-            raise Unsupported(f"{where}: the rebuilt guard manager has other accessors")
+            raise Disproved(f"{where}: the rebuilt guard manager has other accessors")
         todo += [(x, y) for (_, x), (_, y) in zip(mine, theirs, strict=True)]
-    before = [tuple(leaf.verbose_code_parts()) for leaf in original.get_epilogue_lambda_guards()]
-    after = [tuple(leaf.verbose_code_parts()) for leaf in rebuilt.get_epilogue_lambda_guards()]
+    before = [text for _, text in _named(original.get_epilogue_lambda_guards())]
+    after = [text for _, text in _named(rebuilt.get_epilogue_lambda_guards())]
     if after != before + moved:
-        raise Unsupported("the rebuilt guards have another epilogue")
+        raise Disproved("the rebuilt guards have another epilogue")
 
 
 def _gone(text: tuple[str, ...]) -> tuple[str, ...]:
@@ -99,8 +112,8 @@ def _replaced_leaves(
 
 def _compare_leaves(
     where: str,
-    mine: list[tuple[str, tuple[str, ...]]],
-    theirs: list[tuple[str, tuple[str, ...]]],
+    mine: list[Leaf],
+    theirs: list[Leaf],
     replaced: Counter[tuple[str, ...]],
 ) -> None:
     expected = []
@@ -115,4 +128,4 @@ def _compare_leaves(
                 name = "LAMBDA_GUARD"
         expected.append((name, parts))
     if sorted(expected) != sorted(theirs):
-        raise Unsupported(f"{where}: the rebuilt guard manager has other guards")
+        raise Disproved(f"{where}: the rebuilt guard manager has other guards")

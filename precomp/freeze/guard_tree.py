@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import types
+from collections.abc import Callable
 from typing import Any
 
 from precomp import torch_api
@@ -100,6 +101,7 @@ QUERIES = frozenset(
 ROOT = 0
 IMPLIED = "implied"  # a node whose guards another accessor already makes sure of
 RELATIONS_TEXT = "identity relations of objects"
+PROBE_TEXT = "precomp: a probe"
 ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 
@@ -174,6 +176,17 @@ class Identity:
 
     def __init__(self, value: Any) -> None:
         self.value = value
+
+
+class Probe:
+    """A callable that precomp puts into a tree, with PROBE_TEXT as its text, to be told that the
+    tree is checked. It is no guard: the recorder passes over it."""
+
+    def __init__(self, call: Callable[[Any], bool]) -> None:
+        self._call = call
+
+    def __call__(self, value: Any) -> bool:
+        return self._call(value)
 
 
 class Generated:

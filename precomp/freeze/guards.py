@@ -7,8 +7,10 @@ section 4.2), or refuses it with every reason: no guard is ever left out silentl
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from precomp import _core, guard_functions, torch_api
@@ -39,10 +41,11 @@ from precomp.freeze.guard_tree import (
     ROOT,
     Generated,
     Identity,
+    Probe,
     Tree,
     probe_immutable,
 )
-from precomp.freeze.store import Unsupported
+from precomp.freeze.store import Disproved, Unsupported
 from precomp.freeze.values import encode
 
 Patch = Callable[[Any, str, Any], None]
@@ -55,7 +58,7 @@ class GuardRecorder:
         self._trees: dict[int, Tree] = {}  # id of any wrapper -> its tree
         self._objects: dict[int, Any] = {}  # id -> object under an id guard, kept alive
         self._immutable: set[str] = set()
-        self._off = False
+        self._paused: set[int] = set()  # threads whose calls are not noted
 
     # -------------------------------------------------------------- hooks
 
@@ -119,6 +122,22 @@ class GuardRecorder:
         self._trees.clear()
         self._objects.clear()
 
+    def _notes(self) -> bool:
+        """Whether calls of this thread are noted."""
+        return threading.get_ident() not in self._paused
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Calls of this thread are not noted meanwhile."""
+        thread = threading.get_ident()
+        inner = thread in self._paused
+        self._paused.add(thread)
+        try:
+            yield
+        finally:
+            if not inner:
+                self._paused.discard(thread)
+
     # -------------------------------------------------------------- recording
 
     def _tree(self, manager: Any) -> tuple[Tree, int]:
@@ -131,13 +150,13 @@ class GuardRecorder:
         return tree, tree.numbers[id(manager)]
 
     def _refuse(self, name: str, manager: Any) -> None:
-        if not self._off:
+        if self._notes():
             tree, node = self._tree(manager)
             where = "" if name.startswith("mark") else f"{tree.source(node)}: "
             tree.problems.append(f"{where}{REFUSED[name]}")
 
     def _manager(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
-        if self._off:
+        if not self._notes():
             return
         key_name = MANAGERS[name]
         order = [*([key_name] if key_name else []), "source", "example_value", "guard_manager_enum"]
@@ -178,7 +197,7 @@ class GuardRecorder:
         tree.ops.append((name, parent, node, key, source, category))
 
     def _leaf(self, name: str, args: tuple[Any, ...]) -> None:
-        if self._off:
+        if not self._notes() or isinstance(args[1], Probe):
             return
         tree, node = self._tree(args[0])
         values = args[1:]
@@ -228,7 +247,7 @@ class GuardRecorder:
         tree.tls = now
 
     def _relation(self, name: str, args: tuple[Any, ...]) -> None:
-        if self._off:
+        if not self._notes():
             return
         if name == "install_object_aliasing_guard":
             managers = [args[0], args[1]]
@@ -289,25 +308,33 @@ class GuardRecorder:
         self, guard_manager: Any, f_locals: dict[str, Any], f_globals: dict[str, Any]
     ) -> None:
         """Rebuild the tree from its tape in this process: the rebuilt one must accept *f_locals*
-        and have the same nodes and guards. Raises Unsupported when it does not."""
+        and have the same nodes and guards. Raises Disproved when it does not, Unsupported when
+        there is no tape."""
         tree = self._tree_of(guard_manager)
         record = make_record(tree, {}, str)
-        self._off = True
-        try:
-            root, keep = _core.GuardTape(record).replay(
-                f_globals,
-                torch_api.capture().guard_manager_type,
-                None,
-                guard_functions.decode_function,
-            )
+        with self.paused():
             if not guard_manager.root.check(f_locals):
                 raise Unsupported("the guards do not accept the frame they were made for")
-            if not root.check(f_locals):
-                parts = root.check_verbose(f_locals).verbose_code_parts
-                raise Unsupported(f"the rebuilt guards reject their own frame: {parts}")
+            root, keep = thaw(record, f_locals, f_globals)
             compare_trees(tree, guard_manager.root, root)
             del keep
-        except (_core.Stale, RuntimeError, guard_functions.NeedsCompiler) as error:
-            raise Unsupported(f"the guards cannot be rebuilt: {error}") from error
-        finally:
-            self._off = False
+
+
+def thaw(
+    record: dict[str, Any], f_locals: dict[str, Any], f_globals: dict[str, Any]
+) -> tuple[Any, list[Any]]:
+    """``(root, keep)`` of *record*, rebuilt in the process that recorded it; *keep* must live as
+    long as *root*. Raises Disproved when that fails or the tree rejects *f_locals*."""
+    try:
+        root, keep = _core.GuardTape(record).replay(
+            f_globals,
+            torch_api.capture().guard_manager_type,
+            None,
+            guard_functions.decode_function,
+        )
+        if not root.check(f_locals):
+            parts = root.check_verbose(f_locals).verbose_code_parts
+            raise Disproved(f"the rebuilt guards reject their own frame: {parts}")
+    except (_core.Stale, RuntimeError, guard_functions.NeedsCompiler) as error:
+        raise Disproved(f"the guards cannot be rebuilt: {error}") from error
+    return root, keep

@@ -9,6 +9,10 @@ class Unsupported(Exception):
     """Something that was captured cannot be frozen; the message is the reason, fit for a user."""
 
 
+class Disproved(Unsupported):
+    """What was rebuilt from a record is not what the record was made from."""
+
+
 class Store:
     """Entries of an artifact to be: content-addressed, each stored once.
 

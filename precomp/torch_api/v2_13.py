@@ -128,6 +128,8 @@ CAPTURE: dict[str, str] = {
     # guards
     "guards_module": "torch._dynamo.guards:",
     "guard_manager_type": "torch._dynamo.guards:GuardManagerType",
+    "GuardManagerWrapper": "torch._dynamo.guards:GuardManagerWrapper",
+    "skips_guards": "torch._dynamo.eval_frame:_is_skip_guard_eval_unsafe_stance",
     "check_function_manager": "torch._dynamo.guards:CheckFunctionManager",
     "sympy_interp": "torch.fx.experimental.symbolic_shapes:SYMPY_INTERP",
     "supported_nodes": "torch.utils._pytree:SUPPORTED_NODES",
