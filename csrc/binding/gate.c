@@ -33,8 +33,8 @@ typedef struct {
 
 #define GateObject_CAST(op) ((GateObject *)(op))
 
-/* The active gates, in order of entry, each once. The mutex is a leaf: no Python API
-   but Py_INCREF runs under it. */
+/* The active gates, in order of entry, each once. No Python API but Py_INCREF runs under
+   the mutex. */
 static struct {
     pthread_mutex_t lock;
     GateObject **gates; /* owned references, PyMem_Raw */
@@ -107,6 +107,15 @@ active_update_lock_held(void)
         forbidden |= active.gates[i]->forbidden;
     }
     atomic_store_explicit(&active.forbidden, forbidden, memory_order_release);
+    core_gate_hook_nvrtc(active.count > 0);
+}
+
+void
+core_gate_update(void)
+{
+    pthread_mutex_lock(&active.lock);
+    active_update_lock_held();
+    pthread_mutex_unlock(&active.lock);
 }
 
 /* Appends *gate* (takes a new reference). Returns 0, or -1 with MemoryError. */
@@ -210,14 +219,17 @@ core_gate_state(void)
     return state;
 }
 
-/* Returns a new CompileViolation, or NULL with an exception set. */
+/* Returns a new CompileViolation, or NULL with an exception set. Runs no Python code, so
+   that the calling thread keeps the GIL: it may hold a lock of torch. */
 static PyObject *
 new_violation(core_state *state, const char *kind, PyObject *what, PyObject *why,
               PyObject *where, PyObject *hint)
 {
+    static const char *const names[] = {"kind", "what", "why", "where", "hint"};
     PyObject *type = NULL;
     PyObject *empty = NULL;
     PyObject *place = NULL;
+    PyObject *fields = NULL;
     PyObject *violation = NULL;
 
     type = PyObject_GetAttrString(state->errors, "CompileViolation");
@@ -234,26 +246,36 @@ new_violation(core_state *state, const char *kind, PyObject *what, PyObject *why
     else {
         place = Py_NewRef(where);
     }
-    violation =
-        PyObject_CallFunction(type, "sOOOO", kind, what == NULL ? empty : what,
-                              why == NULL || why == Py_None ? empty : why, place,
-                              hint == NULL || hint == Py_None ? empty : hint);
+    fields = Py_BuildValue("sOOOO", kind, what == NULL ? empty : what,
+                           why == NULL || why == Py_None ? empty : why, place,
+                           hint == NULL || hint == Py_None ? empty : hint);
+    if (fields == NULL) {
+        goto done;
+    }
+    violation = ((PyTypeObject *)type)->tp_new((PyTypeObject *)type, fields, NULL);
+    for (Py_ssize_t i = 0; violation != NULL && i < PyTuple_GET_SIZE(fields); i++) {
+        if (PyObject_SetAttrString(violation, names[i], PyTuple_GET_ITEM(fields, i)) <
+            0) {
+            Py_CLEAR(violation);
+        }
+    }
 done:
     Py_XDECREF(type);
     Py_XDECREF(empty);
     Py_XDECREF(place);
+    Py_XDECREF(fields);
     return violation;
 }
 
 int
-core_gate_trip(core_state *state, const char *kind, PyObject *what, PyObject *why,
-               PyObject *where, PyObject *hint)
+core_gate_record(core_state *state, const char *kind, PyObject *what, PyObject *why,
+                 PyObject *where, PyObject *hint, PyObject **violation)
 {
     GateObject **gates = NULL;
-    PyObject *violation = NULL;
     Py_ssize_t count = 0;
     int result = -1;
 
+    *violation = NULL;
     unsigned bit = core_gate_bit(kind);
     if (bit == 0) {
         PyErr_Format(PyExc_ValueError, "unknown kind '%s'", kind);
@@ -266,17 +288,16 @@ core_gate_trip(core_state *state, const char *kind, PyObject *what, PyObject *wh
     if (gates == NULL) {
         return count < 0 ? -1 : 0;
     }
-    /* Code that runs to describe the violation (a constructor, the collector) must
-       not trip for itself. */
+    /* What describing the violation sets off (the collector) must not trip for itself. */
     core_gate_exempt_enter();
-    violation = new_violation(state, kind, what, why, where, hint);
-    for (Py_ssize_t i = 0; violation != NULL && i < count; i++) {
-        if (PyList_Append(gates[i]->violations, violation) < 0) {
+    *violation = new_violation(state, kind, what, why, where, hint);
+    for (Py_ssize_t i = 0; *violation != NULL && i < count; i++) {
+        if (PyList_Append(gates[i]->violations, *violation) < 0) {
             goto done;
         }
     }
-    if (violation != NULL) {
-        PyErr_SetObject((PyObject *)Py_TYPE(violation), violation);
+    if (*violation != NULL) {
+        result = 1;
     }
 done:
     core_gate_exempt_leave();
@@ -284,7 +305,23 @@ done:
         Py_DECREF(gates[i]);
     }
     PyMem_RawFree(gates);
-    Py_XDECREF(violation);
+    if (result < 0) {
+        Py_CLEAR(*violation);
+    }
+    return result;
+}
+
+int
+core_gate_trip(core_state *state, const char *kind, PyObject *what, PyObject *why,
+               PyObject *where, PyObject *hint)
+{
+    PyObject *violation = NULL;
+    int result = core_gate_record(state, kind, what, why, where, hint, &violation);
+    if (result > 0) {
+        PyErr_SetObject((PyObject *)Py_TYPE(violation), violation);
+        Py_DECREF(violation);
+        result = -1;
+    }
     return result;
 }
 
@@ -680,6 +717,7 @@ static PyMethodDef gate_functions[] = {
     {"gate_active", PC_METHOD(core_gate_active_py), METH_FASTCALL,
      core_gate_active_doc},
     {"gate_where", core_gate_where_py, METH_NOARGS, core_gate_where_doc},
+    {"gate_watch_nvrtc", core_gate_watch_nvrtc, METH_NOARGS, core_gate_watch_nvrtc_doc},
     {NULL, NULL, 0, NULL},
 };
 

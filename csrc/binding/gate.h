@@ -1,5 +1,6 @@
 /* What the files of the strict gate share: gate.c (gates, violations), gate_where.c
- * (the user's frame), gate_spawn.c (compiler processes), door.c (hooks).
+ * (the user's frame), gate_spawn.c (compiler processes), gate_nvrtc.c (compilers inside
+ * libtorch), door.c (hooks).
  */
 #ifndef PRECOMP_BINDING_GATE_H
 #define PRECOMP_BINDING_GATE_H
@@ -40,6 +41,22 @@ PyObject *core_gate_where(void);
 
 /* Installs the audit hook, once per process. Returns 0, or -1 with an exception. */
 int core_gate_watch_spawn(void);
+
+/* Records a CompileViolation in each active gate that forbids *kind*; arguments as for
+   core_gate_trip. Returns 1 with *violation a new reference, 0 if no gate forbids it, -1
+   with an exception set. Runs no Python code. */
+int core_gate_record(core_state *state, const char *kind, PyObject *what, PyObject *why,
+                     PyObject *where, PyObject *hint, PyObject **violation);
+
+/* Puts the hooks in libtorch_cuda, or takes them out. Needs no GIL. */
+void core_gate_hook_nvrtc(int wanted);
+
+/* Hooks what has become known meanwhile, if a gate is active. Needs no GIL. */
+void core_gate_update(void);
+
+/* The function _core.gate_watch_nvrtc. */
+PyObject *core_gate_watch_nvrtc(PyObject *module, PyObject *ignored);
+extern const char core_gate_watch_nvrtc_doc[];
 
 /* Adds the type Door to *module*. Returns 0 or -1. */
 int core_add_door(PyObject *module);

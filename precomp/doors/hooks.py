@@ -19,6 +19,7 @@ import os
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ _missing: dict[str, str] = {}
 _checked_roots: set[str] = set()
 _started = False
 _skipped = False
+_warned = False
 
 
 def missing() -> dict[str, str]:
@@ -191,8 +193,26 @@ def _sweep() -> None:
         _install(name)
 
 
+def _watch_libtorch() -> None:
+    """Watch the compilers that libtorch calls from C++, once it is loaded.
+
+    A libtorch_cuda that does not look as expected is told, once: it is not watched then.
+    """
+    global _warned
+    reason = _core.gate_watch_nvrtc()
+    if reason is not None and not _warned:
+        _warned = True
+        warnings.warn(
+            "precomp: strict_no_compile does not see what libtorch compiles with NVRTC: "
+            f"{reason}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
 def _install(name: str) -> None:
     """Put the waiting doors of module *name*, which is imported. Records missing targets."""
+    _watch_libtorch()
     with _lock:
         doors = _waiting.get(name)
         module = sys.modules.get(name)
@@ -343,6 +363,7 @@ def start() -> None:
             sys.meta_path.insert(0, _finder)
         _skip_own_frames()
         _sweep()
+        _watch_libtorch()
         for root in {name.partition(".")[0] for name in _waiting}:
             if root in sys.modules:
                 _check_files(root)

@@ -88,7 +88,6 @@ def report(name: str, mode: str, folder: Path, deadline: float, limit: float) ->
     start = time.monotonic()
     answer = ask(name, mode, folder, min(limit, deadline - start))
     violation = answer.get("violation") or {}
-    item = triggers.TRIGGERS[name]
     problems = triggers.faults(name, mode, answer)
     row = {
         "name": name,
@@ -101,8 +100,6 @@ def report(name: str, mode: str, folder: Path, deadline: float, limit: float) ->
     }
     if mode == "bare":
         row["evidence"] = answer.get("evidence")
-    if item.hole:
-        row["known_hole"] = True
     if answer.get("traceback"):
         row["traceback"] = answer["traceback"][-3000:]
     said = f"raised [{row['kind']}] {row['what']}" if violation else "quiet"
