@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import struct
 from collections.abc import Iterable
 from contextlib import suppress
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO
 
 from precomp.artifact import Artifact
 from precomp.errors import BindingError
+from precomp.files import Replacement
 
 __all__ = ["Binding", "bind", "binding_of", "require_bound"]
 
@@ -190,39 +190,6 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
-class _Replacement:
-    """A new file beside *path* that takes its place when all went well, and is gone else."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.directory = os.path.dirname(path) or "."
-        self.name = os.path.join(self.directory, f".precomp-{secrets.token_hex(8)}.tmp")
-
-    def __enter__(self) -> BinaryIO:
-        mode = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
-            self.file = open(os.open(self.name, mode, 0o666), "w+b")
-        except OSError as error:
-            raise type(error)(error.errno, error.strerror, self.path) from None
-        return self.file
-
-    def __exit__(self, kind: Any, *_: object) -> None:
-        try:
-            if kind is None:
-                self.file.flush()
-                os.fsync(self.file.fileno())
-                os.replace(self.name, self.path)
-                directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-                try:
-                    os.fsync(directory)
-                finally:
-                    os.close(directory)
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(self.name)
-            self.file.close()  # last: it writes what is left, which can fail once more
-
-
 # ------------------------------------------------------------------ safetensors
 
 
@@ -281,7 +248,7 @@ def _rewrite_header(path: str, fingerprint: str, frames: tuple[str, ...]) -> Non
         if len(text) > HEADER_LIMIT:
             raise BindingError(f"{path}: no room for a binding: the header gets {len(text)} bytes")
         status = os.fstat(source.fileno())
-        replacement = _Replacement(path)
+        replacement = Replacement(path)
         with replacement as target:
             target.write(struct.pack("<Q", len(text)) + text)
             source.seek(start)
@@ -314,7 +281,7 @@ def _sha256(file: BinaryIO) -> bytes:
 def _write_side_file(path: str, fingerprint: str, frames: tuple[str, ...]) -> Binding:
     record = {"fingerprint": fingerprint, "frames": frames, "model_size": os.stat(path).st_size}
     where = path + SIDE_SUFFIX
-    with _Replacement(where) as file:
+    with Replacement(where) as file:
         file.write(json.dumps(record, indent=1).encode() + b"\n")
     return Binding(fingerprint, frames, where)
 

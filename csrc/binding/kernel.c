@@ -311,7 +311,32 @@ done:
     return result;
 }
 
+PyDoc_STRVAR(core_check_kernel_doc,
+             "check_kernel(data, /)\n--\n\n"
+             "Raise precomp.ArtifactCorruptError unless *data* (bytes-like) is a whole\n"
+             "shared object for this machine. Runs nothing of it.");
+
+static PyObject *
+core_check_kernel(PyObject *module, PyObject *argument)
+{
+    Py_buffer data = {.obj = NULL};
+    pc_error error;
+    pc_status status;
+    if (PyObject_GetBuffer(argument, &data, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = pc_library_check(data.buf, (size_t)data.len, &error);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&data);
+    if (status != PC_OK) {
+        return core_raise(core_state_get(module), &error);
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef kernel_functions[] = {
+    {"check_kernel", core_check_kernel, METH_O, core_check_kernel_doc},
     {"load_kernel", core_load_kernel, METH_VARARGS, core_load_kernel_doc},
     {"load_kernels", core_load_kernels, METH_VARARGS, core_load_kernels_doc},
     {NULL, NULL, 0, NULL},

@@ -1,0 +1,38 @@
+"""Records of an artifact, read as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from precomp import data
+from precomp.artifact import Artifact, Entry
+from precomp.errors import ArtifactCorruptError
+
+KINDS = ("frame", "plan", "module", "rules")  # the kinds whose bytes are a record
+
+
+def read(artifact: Artifact, entry: Entry) -> dict[str, Any]:
+    """The record of *entry*. Raises ArtifactCorruptError when its bytes are none."""
+    content = artifact.read(entry.digest)
+    try:
+        record = data.loads(content)
+    except (EOFError, ValueError, TypeError) as error:
+        raise broken(artifact, entry, f"not a record: {error}") from None
+    if not isinstance(record, dict):
+        raise broken(artifact, entry, f"not a record but a {type(record).__name__}")
+    return record
+
+
+def broken(artifact: Artifact, entry: Entry, reason: str) -> ArtifactCorruptError:
+    """The error about one entry."""
+    return ArtifactCorruptError(
+        f'{artifact.path}: entry {entry.kind} "{entry.name}" (sha256 {entry.digest[:16]}): {reason}'
+    )
+
+
+def frames(artifact: Artifact) -> Iterator[tuple[Entry, dict[str, Any]]]:
+    """The frame entries with their records, in the order of the file."""
+    for entry in artifact.entries:
+        if entry.kind == "frame":
+            yield entry, read(artifact, entry)

@@ -1,0 +1,185 @@
+"""What ``precomp run`` does around a script, from the moment it imports torch."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from precomp.cli import fail, message
+from precomp.errors import CompileViolation, PrecompError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked for; paths are absolute."""
+
+    capture: str | None = None
+    prepare: str | None = None
+    strict: bool = False
+    allow: tuple[str, ...] = ()
+    skip_unsupported: bool = False
+    digest: str | None = None
+    model: str | None = None
+    runtime: str = "auto"
+    report: bool = False
+
+
+class Session:
+    """One run: ``start``, the script, ``end``.
+
+    torch is imported by the script, not before: what the script sets up first, such as
+    ``OMP_NUM_THREADS``, counts. Capture and prepare begin at the end of that import.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.gate: Any = None
+        self.capture: Any = None
+        self.prepared: Any = None
+        self.problems: list[str] = []
+
+    def start(self) -> None:
+        """Check the artifact, enter the gate, wait for torch. Raises what these raise."""
+        plan = self.plan
+        if plan.prepare is not None:
+            from precomp.artifact import Artifact
+
+            Artifact.open(plan.prepare).close()  # before the script has run for minutes
+        if plan.strict:
+            from precomp.strict import strict_no_compile
+
+            self.gate = strict_no_compile(allow=plan.allow)
+            self.gate.__enter__()
+        if plan.capture is None:
+            from precomp.cli.children import share
+
+            share(plan)
+        if plan.capture is not None or plan.prepare is not None:
+            after_import("torch", self._torch_is_here)
+
+    def _torch_is_here(self) -> None:
+        plan = self.plan
+        try:
+            if plan.prepare is not None:
+                from precomp._prepare import prepare
+
+                self.prepared = prepare(
+                    plan.prepare, digest=plan.digest, runtime=plan.runtime, model=plan.model
+                )
+            else:
+                from precomp._capture import capture
+
+                unsupported = "skip" if plan.skip_unsupported else "raise"
+                self.capture = capture(on_unsupported=unsupported)
+                self.capture.__enter__()
+        except (PrecompError, OSError) as error:
+            self.problems.append(message(error))
+            raise SystemExit(1) from None
+
+    def end(self, error: BaseException | None) -> list[str]:
+        """Leave everything after the script was left by *error* (None: it ended). Returns what went
+        wrong besides *error*, in words."""
+        clean = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        clean = clean and not self.problems
+        if self.gate is not None:
+            try:
+                self.gate.__exit__(type(error) if error else None, error, None)
+            except CompileViolation as violation:
+                if violation is not error:
+                    self.problems += [f"strict: {each}" for each in self.gate.violations]
+        if self.prepared is not None:
+            self._end_prepared()
+        elif self.plan.prepare is not None and not self.problems:
+            fail(f"the script did not import torch: {self.plan.prepare} was not used")
+        if self.plan.capture is not None:
+            self._end_capture(clean, error)
+        return self.problems
+
+    def _end_prepared(self) -> None:
+        missing = self.prepared.coverage().missing
+        if self.plan.report:
+            print(self.prepared.report(), file=sys.stderr)
+        elif missing and self.gate is None:
+            lines = "".join(f"\n  {name}: {reason}" for name, reason in missing)
+            fail(f"{self.plan.prepare} lacks what torch compiled in this run:{lines}")
+
+    def _end_capture(self, clean: bool, error: BaseException | None) -> None:
+        out = self.plan.capture
+        if not clean:
+            if self.capture is not None:
+                left = error if error is not None else RuntimeError()
+                self.capture.__exit__(type(left), left, left.__traceback__)
+            if not self.problems:
+                fail(f"{out} was not written: the script ended with {_ending(error)}")
+            return
+        if self.capture is None:
+            self.problems.append(f"{out} was not written: the script did not import torch")
+            return
+        try:
+            self.capture.__exit__(None, None, None)
+            self.capture.finalize(out).close()
+        except (PrecompError, OSError) as failure:
+            self.problems.append(message(failure))
+            return
+        report = self.capture.report()
+        if self.plan.report or report.empty:
+            print(report, file=sys.stderr)
+
+
+def _ending(error: BaseException | None) -> str:
+    if isinstance(error, SystemExit):
+        return f"status {error.code}"
+    return type(error).__name__
+
+
+# ------------------------------------------------------------------ when torch is imported
+
+
+class _Loader(importlib.abc.Loader):
+    """Loads a module as its own loader does, then calls *then*."""
+
+    def __init__(self, loader: Any, then: Callable[[], None]) -> None:
+        self.loader = loader
+        self.then = then
+
+    def create_module(self, spec: Any) -> ModuleType | None:
+        made: ModuleType | None = self.loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self.loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.loader
+        self.loader.exec_module(module)
+        self.then()
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self.name = name
+        self.then = then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> Any:
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        spec.loader = _Loader(spec.loader, self.then)
+        return spec
+
+
+def after_import(name: str, then: Callable[[], None]) -> None:
+    """Call *then* at the end of the first import of the module *name*; now if it is there."""
+    if name in sys.modules:
+        then()
+    else:
+        sys.meta_path.insert(0, _Finder(name, then))

@@ -1,0 +1,64 @@
+"""Checks all of an artifact that can be checked without running any of it."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+from precomp import _core
+from precomp.artifact import Artifact, Entry
+from precomp.cli import records
+from precomp.errors import ArtifactCorruptError
+
+
+def verify(artifact: Artifact) -> str:
+    """Check every digest, that records are records and name only entries that are there, and that
+    kernels are whole shared objects. Returns what was checked, as lines.
+
+    Raises ArtifactCorruptError for the first fault.
+    """
+    artifact.verify()
+    entries = artifact.entries
+    held = {entry.digest: entry.kind for entry in entries}
+    links = 0
+    for entry in entries:
+        if entry.kind in records.KINDS:
+            for kind, digest in _links(artifact, entry):
+                if held.get(digest) != kind:
+                    reason = f"names the {kind} {str(digest)[:16]}, which is not there"
+                    raise records.broken(artifact, entry, reason)
+                links += 1
+    return (
+        f"{artifact.path}: {len(entries)} entries: all digests match\n"
+        f"  {links} references between entries lead somewhere\n"
+        f"  {_kernels(artifact)}"
+    )
+
+
+def _links(artifact: Artifact, entry: Entry) -> list[tuple[str, Any]]:
+    """(kind, digest) of the entries that a record names."""
+    record = records.read(artifact, entry)
+    try:
+        if entry.kind == "frame":
+            return [("plan", spec[1]) for _, spec in record["globals"] if spec[0] == "plan"]
+        if entry.kind == "module":
+            return [("kernel", digest) for _, digest in record["kernels"]]
+        if entry.kind == "rules":
+            return [("frame", digest) for digest in record["order"]]
+        return [("module", record[way]) for way in ("fw", "bw") if record.get(way) is not None]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        reason = f"not a {entry.kind} record: {type(error).__name__}: {error}"
+        raise records.broken(artifact, entry, reason) from None
+
+
+def _kernels(artifact: Artifact) -> str:
+    kernels = [entry for entry in artifact.entries if entry.kind == "kernel"]
+    machine = artifact.environment.get("machine", platform.machine())
+    if machine != platform.machine():
+        return f"{len(kernels)} kernels are for {machine}: not looked into on {platform.machine()}"
+    for entry in kernels:
+        try:
+            _core.check_kernel(artifact.read(entry.digest))
+        except ArtifactCorruptError as error:
+            raise records.broken(artifact, entry, str(error)) from None
+    return f"{len(kernels)} kernels are whole shared objects for {machine}"
