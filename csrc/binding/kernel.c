@@ -311,10 +311,11 @@ done:
     return result;
 }
 
-PyDoc_STRVAR(core_check_kernel_doc,
-             "check_kernel(data, /)\n--\n\n"
-             "Raise precomp.ArtifactCorruptError unless *data* (bytes-like) is a whole\n"
-             "shared object for this machine. Runs nothing of it.");
+PyDoc_STRVAR(
+    core_check_kernel_doc,
+    "check_kernel(data, /)\n--\n\n"
+    "Raise precomp.ArtifactCorruptError unless *data* (bytes-like) is a whole\n"
+    "shared object for this machine. Runs nothing of it.");
 
 static PyObject *
 core_check_kernel(PyObject *module, PyObject *argument)

@@ -10,6 +10,8 @@ from precomp.artifact import Artifact, Entry
 from precomp.cli import records
 from precomp.errors import ArtifactCorruptError
 
+_EM_CUDA = b"\xbe\0"  # e_machine 190, little-endian
+
 
 def verify(artifact: Artifact) -> str:
     """Check every digest, that records are records and name only entries that are there, and that
@@ -28,11 +30,13 @@ def verify(artifact: Artifact) -> str:
                     reason = f"names the {kind} {str(digest)[:16]}, which is not there"
                     raise records.broken(artifact, entry, reason)
                 links += 1
-    return (
-        f"{artifact.path}: {len(entries)} entries: all digests match\n"
-        f"  {links} references between entries lead somewhere\n"
-        f"  {_kernels(artifact)}"
-    )
+    lines = [
+        f"{artifact.path}: {len(entries)} entries: all digests match",
+        f"  {links} references between entries lead somewhere",
+        f"  {_kernels(artifact)}",
+    ]
+    cubins = _cubins(artifact)
+    return "\n".join([*lines, f"  {cubins} CUDA kernels are device code"] if cubins else lines)
 
 
 def _links(artifact: Artifact, entry: Entry) -> list[tuple[str, Any]]:
@@ -42,13 +46,24 @@ def _links(artifact: Artifact, entry: Entry) -> list[tuple[str, Any]]:
         if entry.kind == "frame":
             return [("plan", spec[1]) for _, spec in record["globals"] if spec[0] == "plan"]
         if entry.kind == "module":
-            return [("kernel", digest) for _, digest in record["kernels"]]
+            cubins = [("cubin", launch["cubin"]) for _, launch in record.get("cuda", ())]
+            return [*(("kernel", digest) for _, digest in record["kernels"]), *cubins]
         if entry.kind == "rules":
             return [("frame", digest) for digest in record["order"]]
         return [("module", record[way]) for way in ("fw", "bw") if record.get(way) is not None]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         reason = f"not a {entry.kind} record: {type(error).__name__}: {error}"
         raise records.broken(artifact, entry, reason) from None
+
+
+def _cubins(artifact: Artifact) -> int:
+    """How many images of CUDA kernels there are; each begins as ELF for EM_CUDA does."""
+    entries = [entry for entry in artifact.entries if entry.kind == "cubin"]
+    for entry in entries:
+        head = artifact.read(entry.digest)[:20]
+        if head[:6] != b"\x7fELF\2\1" or head[18:] != _EM_CUDA:
+            raise records.broken(artifact, entry, "not an ELF image for CUDA devices")
+    return len(entries)
 
 
 def _kernels(artifact: Artifact) -> str:

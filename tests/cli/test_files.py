@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from small_artifacts import ENVIRONMENT, HOME, guarded, tensor, write
+from small_artifacts import ENVIRONMENT, HOME, guarded, kernel, tensor, write
 
 import precomp
 from precomp import _core, data
@@ -172,6 +172,7 @@ FAULTS = {
     "a frame that is no record": ("frame", b"hello", "not a record"),
     "a frame without its keys": ("frame", data.dumps({"name": "f"}), "not a frame record"),
     "a kernel that is cut short": ("kernel", b"\x7fELF" + bytes(60), "kernel"),
+    "a CUDA kernel that is for the host": ("cubin", kernel(), "not an ELF image"),
     "a plan without a module": ("module", None, "names the module"),
     "a module without a kernel": ("kernel", None, "names the kernel"),
     "a frame without a plan": ("plan", None, "names the plan"),
@@ -184,8 +185,8 @@ def test_verify_finds_what_digests_do_not_show(cli, one, tmp_path, fault):
     entries = [row for row in entries_of(one) if row[0] not in (kind, "rules")]
     if content is not None:
         entries.append((kind, "bad", content))
-        if kind == "kernel":
-            entries = [row for row in entries if row[0] == "kernel"]
+        if kind in ("kernel", "cubin"):
+            entries = entries[-1:]
     _core.write_artifact(tmp_path / "bad", ENVIRONMENT, entries)
     line = refused(cli("verify", "bad"))
     assert line.startswith("bad: entry ") and reason in line
@@ -195,6 +196,18 @@ def test_kernels_for_another_machine_are_not_judged(cli, one, tmp_path):
     environment = ENVIRONMENT | {"machine": "vax"}
     _core.write_artifact(tmp_path / "vax", environment, [("kernel", "k", b"anything")])
     assert "1 kernels are for vax: not looked into" in ok(cli("verify", "vax"))
+
+
+def test_cuda_kernels_are_looked_at_and_named_by_modules(cli, tmp_path):
+    image = b"\x7fELF\2\1" + bytes(12) + b"\xbe\0" + bytes(44)
+    launch = {"cubin": _core.sha256(image)}
+    module = data.dumps({"kernels": (), "cuda": (("triton_poi_0", launch),)})
+    entries = [("module", "m", module), ("cubin", _core.sha256(image), image)]
+    _core.write_artifact(tmp_path / "cuda", ENVIRONMENT, entries)
+    text = ok(cli("verify", "cuda"))
+    assert "1 CUDA kernels are device code" in text and "1 references" in text
+    _core.write_artifact(tmp_path / "cuda", ENVIRONMENT, entries[:1])
+    assert "names the cubin" in refused(cli("verify", "cuda"))
 
 
 def test_diff_names_guards_and_plans(cli, one, tmp_path):

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from precomp import data, guard_words
+
 HERE = Path(__file__).parent
 
 # The second set of objects of a program that binds: torch recompiles, a fresh tree accepts it.
@@ -49,6 +51,17 @@ def test_tree_built_in_a_changed_state_decides_as_torch(
     assert {key: value for key, value in found.items() if (name, key) not in BINDS} == {
         key: value for key, value in expected.items() if (name, key) not in BINDS
     }
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_guard_is_told_in_words(name: str, recorded: Path) -> None:
+    record = data.loads((recorded / f"{name}.tape").read_bytes())
+    leaves = [op for op in record["ops"] if len(op) == 3]
+    dicts = [op for op in record["ops"] if len(op) == 6 and type(op[5]) is tuple]
+    guards = guard_words.of_tape(record)
+    assert len(guards) == len(leaves) + len(dicts)
+    raw = [str(guard) for guard in guards if "('k'" in guard.text or "unknown" in guard.text]
+    assert raw == [] and all(guard.text for guard in guards)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

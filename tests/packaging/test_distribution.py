@@ -168,7 +168,12 @@ def test_the_metadata_says_what_the_package_says(wheel):
     assert metadata["Version"] == VERSION
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert entry_points.split() == ["[pytest11]", "precomp", "=", "precomp.pytest_plugin"]
+    assert [line for line in entry_points.splitlines() if line] == [
+        "[console_scripts]",
+        "precomp = precomp.cli:main",
+        "[pytest11]",
+        "precomp = precomp.pytest_plugin",
+    ]
     required = metadata.get_all("Requires-Dist")
     assert [name for name in required if "extra ==" not in name] == []
 
