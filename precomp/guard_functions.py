@@ -1,8 +1,8 @@
 """Python functions inside guard trees, rebuilt from data without torch's compiler.
 
 ``precomp.freeze.guards`` writes the encoded functions, this module reads them: both sides of one
-format. Tags (docs/guards.md): ``saved_hooks functorch gfn fn rel at late nodes module mode_at
-stream from_numpy dataclass_fields count subclass_value``.
+format. Tags (docs/guards.md): ``saved_hooks functorch gfn fn rel late nodes module mode_at
+stream from_numpy dataclass_fields count subclass_value subclass spec opaque``.
 """
 
 from __future__ import annotations
@@ -190,13 +190,6 @@ def _decode_path(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Path:
     return tuple(path)
 
 
-def _at(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
-    """A function of the value at a path: dict managers take no function themselves."""
-    path = _decode_path(encoded[1], f_globals, twins)
-    inner = decode_function(encoded[2], f_globals, twins)
-    return lambda f_locals: inner(read_path(path, f_locals, f_globals))
-
-
 # ------------------------------------------------------------------ the rest
 
 
@@ -319,13 +312,72 @@ def _subclass_value(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Func
     return lambda value: base(value) == expected
 
 
+# ------------------------------------------------------------------ subclasses, opaque objects
+
+
+def digest_of(function: Any) -> str:
+    """The digest of the code of a function or bound method; its repr when it has no code."""
+    code = getattr(function, "__code__", None)
+    return _core.code_digest(code) if code is not None else repr(function)
+
+
+def _subclass(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
+    """Metadata of a tensor subclass, compared by == or by the class's ``__metadata_guard__``."""
+    metadata = _core.decode(encoded[1], twins)
+    if encoded[2] is None:
+        return lambda value: bool(value.__tensor_flatten__()[1] == metadata)
+    compare = _core.decode(encoded[2], twins).__metadata_guard__
+    if digest_of(compare) != encoded[3]:
+        raise _core.Stale(f"{compare.__qualname__} has other code")
+    return lambda value: bool(compare(metadata, value.__tensor_flatten__()[1]))
+
+
+def meaning_of_spec(spec: Any) -> tuple[Any, ...]:
+    """What torch compares of a DTensorSpec (shapes left out), the mesh by what it means: ranks,
+    layout, device type, names of dimensions."""
+    mesh, meta = spec.mesh, spec.tensor_meta
+    return (
+        spec.placements,
+        spec.shard_order,
+        None if meta is None else meta.dtype,
+        tuple(mesh._flatten_rank_map),
+        mesh._layout,
+        mesh._device_type,
+        mesh._mesh_dim_names,
+        mesh._thread_id,
+    )
+
+
+def _spec(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
+    kind, expected = _core.decode(encoded[1], twins), _core.decode(encoded[2], twins)
+    return lambda value: isinstance(value, kind) and meaning_of_spec(value) == expected
+
+
+def _opaque(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
+    """Values that the registered ``guard_fn`` of an opaque object gives."""
+    expected, digest = _core.decode(encoded[1], twins), encoded[2]
+    info_of = torch_api.serve().opaque_object_info
+    known: list[Any] = []
+
+    def opaque(value: Any) -> bool:
+        info = info_of(type(value))
+        if info is None or info.guard_fn is None:
+            return False
+        if known != [info.guard_fn]:
+            if digest_of(info.guard_fn) != digest:
+                return False
+            known[:] = [info.guard_fn]
+        return bool(info.guard_fn(value) == expected)
+
+    return opaque
+
+
 _READERS: dict[str, Callable[[Any, dict[str, Any], Any], Function]] = {
     "saved_hooks": _saved_hooks,
     "functorch": _functorch,
     "gfn": _generated,
     "fn": _closure,
     "rel": _relations,
-    "at": _at,
     "late": _late,
     "nodes": _nodes,
     "module": _module,
@@ -333,9 +385,15 @@ _READERS: dict[str, Callable[[Any, dict[str, Any], Any], Function]] = {
     "stream": _stream,
     "count": _count,
     "subclass_value": _subclass_value,
+    "subclass": _subclass,
+    "spec": _spec,
+    "opaque": _opaque,
     "from_numpy": lambda encoded, f_globals, twins: _from_numpy,
     "dataclass_fields": lambda encoded, f_globals, twins: dataclasses.fields,
 }
+
+# The tags of encoded functions.
+TAGS = frozenset(_READERS)
 
 
 def decode_function(encoded: Any, f_globals: dict[str, Any], twins: Any = None) -> Function:

@@ -186,6 +186,16 @@ done:
     return result;
 }
 
+/* What a partial of the same shape gives when it is called. */
+static PyObject *
+decode_instance(decoder *self, PyObject *encoded)
+{
+    PyObject *call = decode_partial(self, encoded); /* owned */
+    PyObject *result = call == NULL ? NULL : PyObject_CallNoArgs(call);
+    Py_XDECREF(call);
+    return result;
+}
+
 /* ---- dispatch ------------------------------------------------------------ */
 
 #define TAG1(a) ((uint32_t)(a))
@@ -367,6 +377,8 @@ decode_tagged(decoder *self, uint32_t tag, PyObject *encoded)
             return codec_decode_numpy(encoded);
         case TAG2('p', 't'):
             return decode_partial(self, encoded);
+        case TAG2('n', 'w'):
+            return decode_instance(self, encoded);
         default:
             return decode_remembered(self, tag, encoded);
     }

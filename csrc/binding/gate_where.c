@@ -65,7 +65,7 @@ is_user_frame(PyFrameObject *frame, PyCodeObject *code)
     if (globals == NULL) {
         goto done;
     }
-    name = PyDict_Check(globals) ? PyDict_GetItemString(globals, "__name__") : NULL;
+    name = PyDict_Check(globals) ? core_dict_get(globals, "__name__") : NULL;
     if (name == NULL) {
         /* Graph code: its namespace has no name. */
         result = PyErr_Occurred() ? -1 : 0;

@@ -229,7 +229,7 @@ example_value(replay_state *self, PyObject *category)
             return name[1] == 'm' ? Py_BuildValue("([])") : PyTuple_New(0);
         case 'b':
             if (name[1] == 'f') {
-                return Py_XNewRef(PyDict_GetItemString(PyEval_GetBuiltins(), "len"));
+                return Py_XNewRef(core_dict_get(PyEval_GetBuiltins(), "len"));
             }
             return Py_NewRef(Py_True);
         default:

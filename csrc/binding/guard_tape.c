@@ -287,12 +287,12 @@ read_op(core_state *state, GuardTapeObject *self, char *made, Py_ssize_t index)
 static PyObject *
 take_field(core_state *state, PyObject *record, const char *name)
 {
-    PyObject *value = PyDict_GetItemString(record, name); /* borrowed */
-    if (value == NULL) {
+    PyObject *value = core_dict_get(record, name); /* borrowed */
+    if (value == NULL && !PyErr_Occurred()) {
         return core_raise_named(state, "ArtifactCorruptError",
                                 "guard tape: no field '%s'", name);
     }
-    return Py_NewRef(value);
+    return Py_XNewRef(value);
 }
 
 static int

@@ -90,9 +90,21 @@ core_raise(core_state *state, const pc_error *error)
 }
 
 PyObject *
+core_dict_get(PyObject *dict, const char *name)
+{
+    PyObject *value = NULL;                           /* borrowed */
+    PyObject *key = PyUnicode_InternFromString(name); /* owned */
+    if (key != NULL) {
+        value = PyDict_GetItemWithError(dict, key);
+        Py_DECREF(key);
+    }
+    return value;
+}
+
+PyObject *
 core_torch(core_state *state, const char *name)
 {
-    PyObject *value = PyDict_GetItemString(state->torch, name); /* borrowed */
+    PyObject *value = core_dict_get(state->torch, name); /* borrowed */
     if (value == NULL && !PyErr_Occurred()) {
         PyErr_Format(PyExc_RuntimeError,
                      "precomp: the torch name '%s' is not bound; "

@@ -61,6 +61,10 @@ PyObject *core_raise_named(core_state *state, const char *class_name,
    RuntimeError set that names it. */
 PyObject *core_torch(core_state *state, const char *name);
 
+/* Borrowed reference to dict[name], or NULL: with an error set only when the look-up
+   itself failed (PyDict_GetItemString hides a MemoryError). */
+PyObject *core_dict_get(PyObject *dict, const char *name);
+
 /* The strict gate, seen from other files (gate.c). *kind* is one of "trace",
    "lower", "build", "load", "tune", "record", "fallback", "spawn",
    "driver_jit". Borrows all arguments; *why*, *where*, *hint* may be NULL.

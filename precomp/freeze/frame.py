@@ -41,6 +41,7 @@ TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 COMPILED = "__compiled_fn"
 BUILTINS = "__builtins_dict__"
+UNNAMED = "___unnamed_scope"  # globals that no module holds
 RESUME = "torch_dynamo_resume_in"
 
 
@@ -165,6 +166,8 @@ class FrameRecorder:
             entry = Installed("resume", value.__code__)
         elif isinstance(value, types.FunctionType) and value.__name__ == "_make_fn":
             entry = Installed("resume_closure", inspect.getclosurevars(value).nonlocals["code"])
+        elif name.startswith(UNNAMED) and not _is_namedtuple_scope(value):
+            entry = Installed("refused", Unsupported("an inlined function of no module"))
         else:
             entry = Installed("val", value)
         self.scopes[id(scope)] = scope
@@ -459,6 +462,11 @@ class FrameFreezer:
                 qualname(skip.code),
             )
         return tuple(rows[digest] for digest in sorted(rows))
+
+
+def _is_namedtuple_scope(scope: dict[str, Any]) -> bool:
+    """The globals that collections.namedtuple gives to ``__new__``: always the same."""
+    return str(scope.get("__name__")).startswith("namedtuple_")
 
 
 def _module_of_file(filename: str) -> str | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import types
 from typing import Any
 
-from precomp import _core, torch_api
+from precomp import _core, guard_functions, torch_api
 from precomp.freeze import codepath
 from precomp.freeze.guard_lambdas import encode_function
-from precomp.freeze.guard_tree import MANAGERS, Identity, category_of
+from precomp.freeze.guard_tree import MANAGERS, Identity, Tree, category_of
 from precomp.freeze.values import (
     Encoded,
     Unencodable,
@@ -88,6 +88,19 @@ def _encode_identity(name: str, number: int, objects: dict[int, Any]) -> Any:
             return _encode_late_function(value)
         _refuse_identity(value)
         return Identity(value)
+
+
+def opaque_digest(tree: Tree, node: int) -> str:
+    """The digest of the ``guard_fn`` that the type of the opaque object on *node* registered."""
+    kinds = [
+        op[2][1]
+        for op in tree.ops
+        if op[:2] == ("add_fake_script_type_match_guard", node) and op[2][1]
+    ]
+    if not kinds:
+        raise Unencodable("values of an opaque object whose type is not guarded")
+    info = torch_api.serve().opaque_object_info(_core.decode(kinds[-1]))
+    return guard_functions.digest_of(info.guard_fn)
 
 
 def _encode_nodes(registry: Any) -> Encoded:

@@ -91,9 +91,8 @@ def _replaced_leaves(
     tree: Tree,
 ) -> tuple[dict[int, Counter[tuple[str, ...]]], list[tuple[str, ...]]]:
     """Per node the texts of leaves that another kind of guard stands for (first item "gone": at
-    the end of the root), and the texts of the guards there."""
+    the end of the root), and the text of the guard there."""
     replaced: dict[int, Counter[tuple[str, ...]]] = {}
-    moved: list[tuple[str, ...]] = []
     relations = False
     for op in tree.ops:
         if op[0] in MANAGERS or not op[2]:
@@ -102,12 +101,9 @@ def _replaced_leaves(
         if isinstance(first, Identity):
             here[_gone(op[2][1])] += 1
             relations = True
-        elif op[0] == "add_lambda_guard" and tree.is_dict_manager(op[1]):
-            here[_gone(op[2][1])] += 1
-            moved.append(op[2][1])
         elif type(first) is tuple and first[:1] in (("late",), ("nodes",)):
             here[op[2][1]] += 1
-    return replaced, [*moved, (RELATIONS_TEXT,)] if relations else moved
+    return replaced, [(RELATIONS_TEXT,)] if relations else []
 
 
 def _compare_leaves(

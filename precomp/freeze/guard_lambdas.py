@@ -53,17 +53,36 @@ def _encode_count(cells: dict[str, Any]) -> Encoded:
 
 @_function("TENSOR_SUBCLASS_METADATA_MATCH.<locals>.metadata_checker")
 def _encode_subclass(cells: dict[str, Any]) -> Encoded:
-    raise Unencodable("metadata of a tensor subclass")
+    try:
+        metadata = encode(cells["original_metadata"])
+        cls = cells.get("cls")
+        if cls is None:
+            return ("subclass", metadata, None, None)
+        return (
+            "subclass",
+            metadata,
+            encode(cls),
+            guard_functions.digest_of(cls.__metadata_guard__),
+        )
+    except Unencodable as error:
+        raise Unencodable(f"metadata of a tensor subclass: {error}") from None
 
 
 @_function("DTENSOR_SPEC_MATCH.<locals>.guard_fn")
 def _encode_dtensor(cells: dict[str, Any]) -> Encoded:
-    raise Unencodable("the spec of a DTensor")
+    spec = cells["expected"]
+    try:
+        return ("spec", encode(type(spec)), encode(guard_functions.meaning_of_spec(spec)))
+    except Unencodable as error:
+        raise Unencodable(f"the spec of a DTensor: {error}") from None
 
 
 @_function("OPAQUE_OBJ_GUARD_FN_MATCH.<locals>.opaque_guard_checker")
 def _encode_opaque(cells: dict[str, Any]) -> Encoded:
-    raise Unencodable("values of an opaque object")
+    try:
+        return ("opaque", encode(cells["original_values"]))
+    except Unencodable as error:
+        raise Unencodable(f"values of an opaque object: {error}") from None
 
 
 def encode_function(value: Any) -> Any:

@@ -41,7 +41,6 @@ def make_record(
     numbers = _numbering(tree)
     ops: list[tuple[Any, ...]] = []
     identities: list[tuple[int, Any]] = []
-    moved: list[tuple[Any, ...]] = []
     for op in tree.ops:
         if op[0] in MANAGERS:
             ops.append(_final_manager(op, tree, numbers, rename, texts))
@@ -49,15 +48,9 @@ def make_record(
             ops.append(_final_relation(op, numbers, texts, problems))
         elif op[2] and isinstance(op[2][0], Identity):
             identities.append((op[1], op[2][0].value))
-        elif op[0] == "add_lambda_guard" and tree.is_dict_manager(op[1]):
-            moved.append(op)
         else:
             ops.append((op[0], numbers[op[1]], _final_arguments(op, rename, texts)))
     try:
-        for _, node, (function, verbose) in moved:
-            at = ("at", _path(tree, node, rename), function)
-            verbose = tuple(map(texts, verbose))
-            ops.append(("add_epilogue_lambda_guard", ROOT, (at, verbose)))
         if identities:
             ops.append(_object_relations(tree, identities, rename))
     except Unsupported as error:

@@ -98,6 +98,13 @@ QUERIES = frozenset(
     "is_recursive_dict_tag_matching_disabled is_tag_safe is_tag_safe_root".split()
 )
 
+# Functions whose text torch makes of an object id, by tag.
+NUMBERED = {
+    "subclass": "the metadata of",
+    "spec": "the mesh and placement of",
+    "opaque": "the guarded value of",
+}
+
 ROOT = 0
 IMPLIED = "implied"  # a node whose guards another accessor already makes sure of
 RELATIONS_TEXT = "identity relations of objects"
@@ -217,10 +224,6 @@ class Tree:
         self.wrappers.append(wrapper)
         self.numbers[id(wrapper)] = number
         return number
-
-    def is_dict_manager(self, number: int) -> bool:
-        dict_manager = torch_api.serve().DictGuardManager
-        return number not in self.registries and isinstance(self.wrappers[number], dict_manager)
 
     def source(self, number: int) -> str:
         return "the frame" if number == ROOT else str(self.wrappers[number].get_source())

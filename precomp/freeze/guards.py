@@ -21,6 +21,7 @@ from precomp.freeze.guard_arguments import (
     encode_key,
     is_dynamo,
     is_fixed,
+    opaque_digest,
     refuse_hashed,
 )
 from precomp.freeze.guard_compare import compare_trees
@@ -35,6 +36,7 @@ from precomp.freeze.guard_tree import (
     IMPLIED,
     LEAVES,
     MANAGERS,
+    NUMBERED,
     QUERIES,
     REFUSED,
     RELATIONS,
@@ -218,12 +220,19 @@ class GuardRecorder:
             if letter == "u":
                 continue
             try:
-                out.append(encode_argument(name, letter, value, values, self._objects))
+                encoded = encode_argument(name, letter, value, values, self._objects)
+                if letter == "f" and type(encoded) is tuple and encoded[0] == "opaque":
+                    encoded = (*encoded, opaque_digest(tree, node))
+                out.append(encoded)
             except Unsupported as error:
                 tree.problems.append(f"{tree.source(node)}: {error}")
                 out.append(None)
+        stable = None  # what to say instead of a text that differs between two processes
         if name == "add_equals_match_guard" and holds_set(values[0]):
             stable = f"{tree.source(node)} == {stable_text(values[0])}"
+        elif letters[0] == "f" and type(out[0]) is tuple and out[0][0] in NUMBERED:
+            stable = f"{NUMBERED[out[0][0]]} {tree.source(node)} is as captured"
+        if stable is not None:
             tree.stable.update(dict.fromkeys(out[1], stable))
         if name == "add_dict_version_guard":
             name = "add_lambda_guard"

@@ -91,7 +91,7 @@ def encode(value: Any) -> Encoded:
         return _encode_member(value)
     if isinstance(value, types.ModuleType):
         return _encode_module(value)
-    found = _encode_torch(value)
+    found = _encode_torch(value) or _encode_instance(value)
     if found is not None:
         return found
     if kind is types.FunctionType:
@@ -186,6 +186,35 @@ def _encode_torch(value: Any) -> Encoded | None:
         if hasattr(value, "dtype") and not value.dtype.hasobject:
             return ("np", value.dtype.str, value.tobytes())
     return None
+
+
+# Value types of torch.distributed: the attributes their constructor takes.
+_CONSTRUCTORS: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
+    ("torch.distributed.tensor.placement_types", "Shard"): (("dim",), ()),
+    ("torch.distributed.tensor.placement_types", "_StridedShard"): (("dim",), ("split_factor",)),
+    ("torch.distributed.tensor.placement_types", "Replicate"): ((), ()),
+    ("torch.distributed.tensor.placement_types", "Partial"): (("reduce_op",), ()),
+    ("torch.distributed._mesh_layout", "_MeshLayout"): (("axes",), ()),
+    ("torch.distributed._mesh_layout", "_FlatLayout"): (("shape", "stride"), ()),
+}
+
+
+def _encode_instance(value: Any) -> Encoded | None:
+    """Named tuples without attributes of their own, and the value types above."""
+    kind = type(value)
+    if isinstance(value, tuple) and hasattr(kind, "_fields") and not hasattr(value, "__dict__"):
+        new = ("P", "builtins", "tuple.__new__", _core.kind_of(tuple.__new__))
+        return ("nw", new, ("t", (encode(kind), encode(tuple(value)))), ("d", ()))
+    attributes = _CONSTRUCTORS.get((kind.__module__, kind.__qualname__))
+    if attributes is None:
+        return None
+    positional, keywords = attributes
+    return (
+        "nw",
+        encode(kind),
+        encode(tuple(getattr(value, name) for name in positional)),
+        encode({name: getattr(value, name) for name in keywords}),
+    )
 
 
 def _encode_function(value: types.FunctionType) -> Encoded:

@@ -82,9 +82,7 @@ class Entry:
         self.number = next(self._numbers)
         self.stale: str | None = None
         # Whether its frame has a graph break: it goes on in another function.
-        self.breaks = any(
-            spec[0] in ("resume", "resume_closure") for _, spec in record["globals"]
-        )
+        self.breaks = any(spec[0] in ("resume", "resume_closure") for _, spec in record["globals"])
         self.binds = False  # its guard tree binds to the objects of the first accepted call
 
 

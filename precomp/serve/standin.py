@@ -211,9 +211,7 @@ def is_real() -> bool:
     if _lazy is None or not _lazy.dynamo.homes:
         return True
     package = _lazy.dynamo
-    return package.state == REAL or (
-        package.state == LOADING and package.homes[DYNAMO].real
-    )
+    return package.state == REAL or (package.state == LOADING and package.homes[DYNAMO].real)
 
 
 def materialize(why: str) -> None:

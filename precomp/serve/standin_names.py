@@ -28,9 +28,7 @@ class Written:
     count as ``OptimizedModule``.
     """
 
-    def __init__(
-        self, materialize: Callable[[str], None], module_classes: list[type]
-    ) -> None:
+    def __init__(self, materialize: Callable[[str], None], module_classes: list[type]) -> None:
         self._module_classes = module_classes
         self._allowed: list[Any] = []
         set_eval_frame = torch_api.serve().set_eval_frame

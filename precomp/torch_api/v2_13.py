@@ -47,6 +47,7 @@ SERVE: dict[str, str] = {
     "InverseReturnMode": "torch._C._functionalization:InverseReturnMode",
     "device_module": "torch.utils._device:",
     "top_saved_tensors_hooks": "torch._C._autograd:_top_saved_tensors_default_hooks",
+    "opaque_object_info": "torch._library.opaque_object:get_opaque_obj_info",
     "compare_functorch_state": "torch._functorch.pyfunctorch:compare_functorch_state",
     "saved_tensors_hooks_are_inlineable": (
         "torch._functorch._aot_autograd.utils:saved_tensors_hooks_are_inlineable"

@@ -119,6 +119,8 @@ class Recording:
                 names[name] = "__pc_builtins"
             elif name.startswith("__import_"):
                 names[name] = "__pc" + name[1:]
+            elif name.startswith("___unnamed_scope"):
+                names[name] = "__pc_namedtuple"
         return names
 
 
@@ -128,10 +130,9 @@ def compile_and_record(
     """``(guard manager, record, specs of globals)`` of a program's own frame."""
     torch._dynamo.reset()
     recording.frames.clear()
-    compiled = torch.compile(
-        program.function, backend=program.backend, dynamic=program.dynamic, **options
-    )
-    with program.around():
+    backend = program.backend if isinstance(program.backend, str) else program.backend()
+    compiled = torch.compile(program.function, backend=backend, dynamic=program.dynamic, **options)
+    with program.around(), torch._dynamo.config.patch(program.config):
         compiled(*(program.arguments() if callable(program.arguments) else program.arguments))
         manager = recording.manager_of(code_of(program.function))
         rename = recording.rename(manager)
@@ -149,7 +150,10 @@ def install_globals(specs: dict[str, Any], f_globals: dict[str, Any]) -> None:
     import importlib
 
     for name, module in specs.items():
-        f_globals[name] = importlib.import_module(module) if module else builtins.__dict__
+        if name == "__pc_namedtuple":
+            f_globals[name] = {"_tuple_new": tuple.__new__}
+        else:
+            f_globals[name] = importlib.import_module(module) if module else builtins.__dict__
 
 
 def decide(program: programs.Program, name: str, check: Any) -> Any:

@@ -36,7 +36,7 @@ ACCESS: dict[str, Callable[[Any, Any], Any]] = {
     "list_getitem_manager": lambda v, k: v[k],
     "tuple_getitem_manager": lambda v, k: v[k],
     "getitem_manager": lambda v, k: v[k],
-    "indexed_manager": lambda v, k: v,
+    "indexed_manager": lambda v, k: (k, v),
     "set_getitem_manager": lambda v, k: list(v)[k],
     "getattr_manager": getattr,
     "generic_getattr_manager": object.__getattribute__,
@@ -104,6 +104,9 @@ LEAF: dict[str, Callable[..., bool]] = {
     "add_float_is_nan_guard": lambda v: type(v) is float and v != v,
     "add_complex_is_nan_guard": lambda v: type(v) is complex and v != v,
     "add_no_hasattr_guard": lambda v, name: not hasattr(v, name),
+    "add_fake_script_type_match_guard": lambda v, fake, kind: (
+        type(v.real_obj if isinstance(v, fake) else v) is kind
+    ),
     "add_dict_contains_guard": lambda v, has, key: _contains(v, key) is has,
     "add_set_contains_guard": lambda v, has, key: (key in v) is has,
     "add_mapping_keys_guard": lambda v, other: list(v) == list(other),
@@ -111,6 +114,68 @@ LEAF: dict[str, Callable[..., bool]] = {
     "add_dual_level_match_guard": lambda v, n: torch.autograd.forward_ad._current_level == n,
     "add_dispatch_key_set_guard": lambda v, keys: v.raw_repr() == keys.raw_repr(),
 }
+
+
+def _flattened(encoded: Any) -> Callable[[Any], bool]:
+    metadata = decode(encoded[1])
+    if encoded[2] is None:
+        return lambda v: v.__tensor_flatten__()[1] == metadata
+    cls = decode(encoded[2])
+    return lambda v: cls.__metadata_guard__(metadata, v.__tensor_flatten__()[1])
+
+
+def _spec_is(encoded: Any) -> Callable[[Any], bool]:
+    placements, order, dtype, ranks, layout, device, names, thread = decode(encoded[2])
+
+    def check(spec: Any) -> bool:
+        mesh = spec.mesh
+        return (
+            (spec.placements, spec.shard_order) == (placements, order)
+            and spec.tensor_meta.dtype == dtype
+            and mesh.mesh.flatten().tolist() == list(ranks)
+            and mesh._layout == layout
+            and (mesh.device_type, mesh.mesh_dim_names) == (device, names)
+            and mesh._thread_id == thread
+        )
+
+    return check
+
+
+def _opaque_values(encoded: Any) -> Callable[[Any], bool]:
+    from torch._library.opaque_object import get_opaque_obj_info
+
+    def check(v: Any) -> bool:
+        function = get_opaque_obj_info(type(v)).guard_fn
+        return _core.code_digest(function.__code__) == encoded[2] and (
+            function(v) == decode(encoded[1])
+        )
+
+    return check
+
+
+# Functions inside guards that are read here a second time; others by guard_functions.
+FUNCTIONS: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
+    "subclass": _flattened,
+    "spec": _spec_is,
+    "opaque": _opaque_values,
+    "count": lambda encoded: lambda v: repr(v) in _counts(decode(encoded[1]), decode(encoded[2])),
+    "subclass_value": lambda encoded: lambda v: decode(encoded[1])(v) == decode(encoded[2]),
+    "dataclass_fields": lambda encoded: (
+        lambda v: tuple(field for field in type(v).__dataclass_fields__.values())
+    ),
+    "stream": lambda encoded: lambda v: torch.accelerator.current_stream(decode(encoded[1])),
+    "mode_at": lambda encoded: lambda v: torch._C._get_function_stack_at(encoded[1]),
+    "module": lambda encoded: lambda v: decode(encoded[1]),
+}
+
+
+def _counts(start: Any, step: Any) -> tuple[str, str]:
+    return f"count({start!r})" if step == 1 else "", f"count({start!r}, {step!r})"
+
+
+def _function(encoded: Any, f_globals: dict[str, Any]) -> Callable[[Any], Any]:
+    own = FUNCTIONS.get(encoded[0])
+    return own(encoded) if own is not None else decode_function(encoded, f_globals)
 
 
 def _markings(expected: dict[str, set[int]], absent: list[str], conditional: Any) -> Any:
@@ -166,9 +231,9 @@ def build(record: dict[str, Any], f_globals: dict[str, Any]) -> Callable[[Any], 
             continue
         args = op[2]
         if name == "add_epilogue_lambda_guard":
-            epilogue.append(decode_function(args[0], f_globals))
+            epilogue.append(_function(args[0], f_globals))
         elif name == "add_lambda_guard":
-            nodes[op[1]].leaves.append(decode_function(args[0], f_globals))
+            nodes[op[1]].leaves.append(_function(args[0], f_globals))
         else:
             nodes[op[1]].leaves.append(_leaf(name, args, record))
     order = {id(node): number for number, node in enumerate(nodes)}
@@ -193,7 +258,7 @@ def _accessor(name: str, key: Any, f_globals: dict[str, Any]) -> Callable[[Any],
     if name == "globals_dict_manager":
         return lambda v: f_globals
     if name == "lambda_manager":
-        return decode_function(key, f_globals)
+        return _function(key, f_globals)
     access = ACCESS[name]
     decoded = None if key is None else decode(key)
     return lambda v: access(v, decoded)

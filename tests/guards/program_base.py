@@ -20,7 +20,31 @@ class Program:
     variations: dict[str, Callable[[], Any]]
     around: Callable[[], Any] = contextlib.nullcontext
     dynamic: bool | None = None
-    backend: str = "eager"
+    # a name, or a function that makes it (it may import torch's compiler)
+    backend: str | Callable[[], Any] = "eager"
+    # torch._dynamo.config while it is recorded
+    config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # rebuilding it imports modules of torch that bring the compiler, or sympy
+    loads_compiler: bool = False
+
+
+def planted(*guards: Callable[[Any, Any], Any]) -> Callable[[], Any]:
+    """A backend that adds guards to the frame it compiles, for sources that torch makes for
+    optimizers, devices or libraries only: each is called with ``torch._dynamo.source`` and
+    ``GuardBuilder``, and torch's own builder makes the tree."""
+
+    def make() -> Any:
+        from torch._dynamo import source
+        from torch._dynamo.guards import GuardBuilder, install_guard
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            for guard in guards:
+                install_guard(guard(source, GuardBuilder))
+            return graph.forward
+
+        return backend
+
+    return make
 
 
 PROGRAMS: dict[str, Callable[[], Program]] = {}

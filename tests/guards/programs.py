@@ -11,6 +11,7 @@ import programs_arguments  # noqa: F401 - each part adds its programs
 import programs_functions  # noqa: F401
 import programs_modes  # noqa: F401
 import programs_modules  # noqa: F401
+import programs_rare  # noqa: F401
 import programs_shapes  # noqa: F401
 from program_base import PROGRAMS, Program
 from programs_arguments import plain

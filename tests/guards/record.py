@@ -27,7 +27,7 @@ def main(out: Path, names: list[str]) -> None:
         for variation in program.variations:
             decisions[variation] = harness.decide(program, variation, check)
             decisions[f"{variation}, undone"] = harness.decide_base(program, check)
-        results[name] = {"specs": specs, "decisions": decisions, "ops": len(record["ops"])}
+        results[name] = {"specs": specs, "decisions": decisions, "loads": program.loads_compiler}
     recording.close()
     (out / "recorded.json").write_text(json.dumps(results))
 

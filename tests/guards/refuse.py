@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import harness
 import programs
+import programs_rare
 import torch
 import torch._dynamo
 
@@ -60,13 +62,6 @@ def twice(t):
     return t * 2
 
 
-@case
-def tensor_subclass() -> dict[str, Any]:
-    from torch.testing._internal.two_tensor import TwoTensor
-
-    return {"function": twice, "arguments": (TwoTensor(x, x),)}
-
-
 def by_size(t):
     return t * 2 if t.shape[0] > 4 else t
 
@@ -113,11 +108,86 @@ def identity_of_a_tensor() -> dict[str, Any]:
     return {"function": identity_number, "arguments": (x, torch.ones(3))}
 
 
-def local_function(scale):
-    def scaled(t):
-        return t * scale
+class Version:
+    """Equal by content, but no plain data."""
 
-    return scaled
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Version) and other.number == self.number
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __fx_repr__(self):
+        return f"Version({self.number})", {"Version": Version}
+
+
+@case
+def metadata_that_is_no_data() -> dict[str, Any]:
+    return {"function": twice, "arguments": programs_rare.pair(Version(3))}
+
+
+class VersionHandle(torch._opaque_base.OpaqueBase):
+    def __init__(self) -> None:
+        self.version = Version(3)
+
+
+@case
+def opaque_value_that_is_no_data() -> dict[str, Any]:
+    from torch._library.opaque_object import register_opaque_type
+
+    register_opaque_type(VersionHandle, typ="reference", guard_fn=lambda handle: [handle.version])
+
+    def function(t, handle):
+        return t * 2 if isinstance(handle, VersionHandle) else t
+
+    return {"function": function, "arguments": (x, VersionHandle())}
+
+
+@case
+def equality_with_an_object() -> dict[str, Any]:
+    from torch._library.opaque_object import register_opaque_type
+
+    register_opaque_type(Version, typ="value")
+
+    def function(t, version):
+        return t * 2 if isinstance(version, Version) else t
+
+    return {"function": function, "arguments": (x, Version(3))}
+
+
+@case
+def place_in_a_set() -> dict[str, Any]:
+    def function(t, names):
+        for name in names:
+            t = t + len(name)
+        return t
+
+    return {"function": function, "arguments": (x, programs_rare.Numbers({"a", "bc"}))}
+
+
+class Referent:
+    pass
+
+
+REFERENT = Referent()
+WEAK = weakref.ref(REFERENT)
+
+
+@case
+def weak_global() -> dict[str, Any]:
+    def function(t):
+        return t * 2
+
+    return {
+        "function": function,
+        "arguments": (x,),
+        "backend": programs_rare.planted(
+            lambda S, B: S.GlobalWeakRefSource("WEAK").make_guard(B.WEAKREF_ALIVE)
+        ),
+    }
 
 
 @contextlib.contextmanager
@@ -145,12 +215,13 @@ def run(recording: harness.Recording, options: dict[str, Any]) -> str:
         {},
         around=options.get("around", contextlib.nullcontext),
         dynamic=options.get("dynamic"),
+        backend=options.get("backend", "eager"),
+        config=options.get("config", {}),
     )
-    with torch._dynamo.config.patch(options.get("config", {})):
-        try:
-            harness.compile_and_record(recording, program)
-        except Unsupported as error:
-            return str(error)
+    try:
+        harness.compile_and_record(recording, program)
+    except Unsupported as error:
+        return str(error)
     return ""
 
 

@@ -13,11 +13,20 @@ from precomp.serve import guards
 from precomp.serve.reasons import explain
 
 
+def compiler_modules():
+    return [
+        module
+        for module in sys.modules
+        if module.startswith(("torch._dynamo", "torch._inductor", "triton", "sympy"))
+    ]
+
+
 def main(out: Path) -> None:
     torch_api.serve()
     results = {}
     recorded = json.loads((out / "recorded.json").read_text())
-    for name, entry in recorded.items():
+    loaded = []
+    for name, entry in sorted(recorded.items(), key=lambda pair: pair[1].get("loads", False)):
         if "refused" in entry:
             continue
         program = programs.PROGRAMS[name]()
@@ -73,11 +82,8 @@ def main(out: Path) -> None:
             "oracle": opinions,
             "reasons": reasons,
         }
-    loaded = [
-        module
-        for module in sys.modules
-        if module.startswith(("torch._dynamo", "torch._inductor", "triton", "sympy"))
-    ]
+        if not entry["loads"]:
+            loaded = compiler_modules()
     (out / "replayed.json").write_text(json.dumps({"programs": results, "loaded": loaded}))
 
 

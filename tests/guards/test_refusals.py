@@ -15,7 +15,18 @@ EXPECTED = {
         "L['thing']: identity of class __main__.local_class.<locals>.Local"
     ),
     "optimizer": "L['optimizer']: identity of a torch.optim.sgd.SGD",
-    "tensor_subclass": "L['t']: metadata of a tensor subclass",
+    "metadata_that_is_no_data": (
+        "L['t']: metadata of a tensor subclass: a __main__.Version cannot be written as data"
+    ),
+    "opaque_value_that_is_no_data": (
+        "L['handle']: values of an opaque object: a __main__.Version cannot be written as data"
+    ),
+    "equality_with_an_object": "L['version']: a __main__.Version cannot be written as data",
+    "place_in_a_set": (
+        "list(L['names'])[0]: the place of a builtins.str in a set depends on the process\n"
+        "list(L['names'])[1]: the place of a builtins.str in a set depends on the process"
+    ),
+    "weak_global": ("G: weak reference to a global object (a compiled optimizer step)"),
     "cpp_shape_guards": (
         "(0, L['t'].stride()[0]): C++ shape guards (enable_cpp_symbolic_shape_guards)"
     ),
