@@ -243,9 +243,8 @@ def unrecorded_guard(recording: harness.Recording) -> str:
     """A guard that comes into a tree behind the recorder's back."""
     program = programs.plain()
     manager, _, _ = harness.compile_and_record(recording, program)
-    recording.recorder._off = True
-    manager.root.add_lambda_guard(lambda value: True, ["unseen"], None)
-    recording.recorder._off = False
+    with recording.recorder.paused():
+        manager.root.add_lambda_guard(lambda value: True, ["unseen"], None)
     try:
         recording.recorder.prove(manager, harness.locals_of(program), harness.globals_of(program))
     except Unsupported as error:
