@@ -102,9 +102,7 @@ class _Reader:
 
     def _function(self, source: str, function: Any, texts: tuple[str, ...]) -> None:
         tag = function[0]
-        if tag == "at":
-            self._function(self.path(function[1]), function[2], texts)
-        elif tag in _FUNCTIONS:
+        if tag in _FUNCTIONS:
             self._add(tag, source, _FUNCTIONS[tag](self, source, function))
         else:
             kind = {"gfn": "shapes", "fn": "condition"}.get(tag, tag)
@@ -389,6 +387,19 @@ def _objects(reader: _Reader, source: str, function: Any) -> str:
     return f"these stay the objects of the first accepted call: {text}"
 
 
+def _subclass(reader: _Reader, source: str, function: Any) -> str:
+    text = f"the metadata of tensor subclass {source} is {of_value(function[1])}"
+    return text if function[2] is None else f"{text} for its __metadata_guard__"
+
+
+def _spec(reader: _Reader, source: str, function: Any) -> str:
+    placements, _, dtype, ranks, layout, device, names, _ = function[2][1]
+    return (
+        f"{source} places {of_value(dtype)} as {of_value(placements)} on the {of_value(device)} "
+        f"mesh {of_value(names)} of ranks {of_value(ranks)}, {of_value(layout)}"
+    )
+
+
 _FUNCTIONS: dict[str, Callable[[_Reader, str, Any], str]] = {
     "saved_hooks": lambda reader, at, function: (
         "no saved-tensor hooks that Dynamo inlines are active"
@@ -404,6 +415,11 @@ _FUNCTIONS: dict[str, Callable[[_Reader, str, Any], str]] = {
     ),
     "subclass_value": lambda reader, at, function: (
         f"{of_value(function[1])}({at}) == {of_value(function[2])}"
+    ),
+    "subclass": _subclass,
+    "spec": _spec,
+    "opaque": lambda reader, at, function: (
+        f"the guarded values of opaque object {at} are {of_value(function[1])}"
     ),
 }
 

@@ -67,10 +67,20 @@ def _dict(pairs: tuple[tuple[Encoded, Encoded], ...]) -> str:
     return "{" + ", ".join(f"{of_value(key)}: {of_value(value)}" for key, value in pairs) + "}"
 
 
+def _given(args: Encoded, keywords: Encoded) -> list[str]:
+    named = [f"{key[1]}={of_value(value)}" for key, value in keywords[1]]
+    return [*map(of_value, args[1]), *named]
+
+
 def _partial(function: Encoded, args: Encoded, keywords: Encoded) -> str:
-    given = [of_value(function), *map(of_value, args[1])]
-    given += [f"{key[1]}={of_value(value)}" for key, value in keywords[1]]
-    return f"functools.partial({', '.join(given)})"
+    return f"functools.partial({', '.join([of_value(function), *_given(args, keywords)])})"
+
+
+def _instance(kind: Encoded, args: Encoded, keywords: Encoded) -> str:
+    if kind[1:3] == ("builtins", "tuple.__new__"):
+        named, items = args[1]
+        return f"{of_value(named)}({_items(items[1])})"
+    return f"{of_value(kind)}({', '.join(_given(args, keywords))})"
 
 
 def _numpy(dtype: str, data: bytes) -> str:
@@ -116,6 +126,7 @@ _VALUES: dict[str, Callable[..., str]] = {
     "A": lambda name: f"types.{name}" if name[:1].isupper() else name,
     "np": _numpy,
     "pt": _partial,
+    "nw": _instance,
     "late": _late,
 }
 

@@ -41,6 +41,10 @@ TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 COMPILED = "__compiled_fn"
 BUILTINS = "__builtins_dict__"
+RANDOM = "__gen_rand_values"
+RANDOM_REASON = (
+    "random numbers that Dynamo draws for a graph (random.randint, random.uniform, random.Random)"
+)
 UNNAMED = "___unnamed_scope"  # globals that no module holds
 RESUME = "torch_dynamo_resume_in"
 
@@ -166,6 +170,8 @@ class FrameRecorder:
             entry = Installed("resume", value.__code__)
         elif isinstance(value, types.FunctionType) and value.__name__ == "_make_fn":
             entry = Installed("resume_closure", inspect.getclosurevars(value).nonlocals["code"])
+        elif name.startswith(RANDOM):
+            entry = Installed("refused", Unsupported(RANDOM_REASON))
         elif name.startswith(UNNAMED) and not _is_namedtuple_scope(value):
             entry = Installed("refused", Unsupported("an inlined function of no module"))
         else:

@@ -55,6 +55,15 @@ VALUES = {
         ("pt", ("PF", "m", "f", "00"), ("t", (("k", 1),)), ("d", ((("k", "a"), ("k", 2)),))),
         "functools.partial(m.f, 1, a=2)",
     ),
+    "nw": (
+        (
+            "nw",
+            ("P", "m", "Cut", "type m.Cut"),
+            ("t", (("k", 0),)),
+            ("d", ((("k", "by"), ("k", 2)),)),
+        ),
+        "m.Cut(0, by=2)",
+    ),
 }
 
 
@@ -184,6 +193,7 @@ def test_plain_states_are_told_plainly():
 
 
 CODE = ("code", 0, ())
+CUT = ("nw", ("P", "m", "Cut", "type m.Cut"), ("t", (("k", 0),)), ("d", ()))
 FUNCTIONS = {
     "saved_hooks": (("saved_hooks",), "no saved-tensor hooks that Dynamo inlines are active"),
     "functorch": (
@@ -195,7 +205,6 @@ FUNCTIONS = {
         "these stay the objects of the first accepted call: L['o'].a (a pkg.Model) and "
         "L['o'] (a pkg.Model); L['o'] (a pkg.Model equal to 2)",
     ),
-    "at": (("at", PATH, ("count", ("k", 5), ("k", 2))), "L['o'].a is an itertools.count(5, 2)"),
     "late": (
         ("late", "function", "ab" * 32, ("t", (("k", 1), ("k", None)))),
         f"L['o'] is function with the captured content ({'ab' * 8}) and its defaults",
@@ -205,6 +214,34 @@ FUNCTIONS = {
     "subclass_value": (
         ("subclass_value", ("P", "builtins", "int", "type builtins.int"), ("k", 3)),
         "int(L['o']) == 3",
+    ),
+    "subclass": (
+        ("subclass", ("d", ((("k", "bits"), ("k", 4)),)), None, None),
+        "the metadata of tensor subclass L['o'] is {'bits': 4}",
+    ),
+    "spec": (
+        (
+            "spec",
+            TYPE,
+            (
+                "t",
+                (
+                    ("t", (CUT,)),
+                    ("t", ()),
+                    ("dt", "float32"),
+                    ("t", (("k", 0), ("k", 1))),
+                    ("k", 2),
+                    ("k", "cpu"),
+                    ("t", (("k", "rows"),)),
+                    ("k", None),
+                ),
+            ),
+        ),
+        "L['o'] places torch.float32 as (m.Cut(0),) on the 'cpu' mesh ('rows',) of ranks (0, 1), 2",
+    ),
+    "opaque": (
+        ("opaque", ("l", (("k", 4),)), "00"),
+        "the guarded values of opaque object L['o'] are [4]",
     ),
 }
 # Told by torch's own text: an expression of the shapes, a condition of a lambda.
@@ -304,3 +341,15 @@ def test_a_dict_whose_keys_are_guarded_is_a_guard_too():
     ops = (("framelocals_manager", 0, 1, at, "L['o']", kind),)
     (guard,) = guard_words.of_tape(tape() | {"ops": ops})
     assert str(guard) == "L['o'] is a dict of 1 item" and guard.kind == "dict"
+
+
+def test_a_named_tuple_reads_as_its_type():
+    new = ("P", "builtins", "tuple.__new__", "")
+    fields = ("t", (("P", "m", "Pair", "type m.Pair"), ("t", (("k", 1), ("k", 2)))))
+    assert value_words.of_value(("nw", new, fields, ("d", ()))) == "m.Pair(1, 2)"
+
+
+def test_a_class_with_its_own_comparison_of_metadata_is_told():
+    function = ("subclass", ("k", "a"), TYPE, "00")
+    words = "the metadata of tensor subclass L['o'] is 'a' for its __metadata_guard__"
+    assert sentence(("add_lambda_guard", 1, (function, TEXT))) == words
