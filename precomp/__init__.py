@@ -15,6 +15,7 @@ _HOME = {
     "Capture": "_capture",
     "CaptureReport": "report",
     "Prepared": "_prepare",
+    "agree": "distributed.agreement",
     "bind": "binding",
     "capture": "_capture",
     "prepare": "_prepare",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from precomp import _core, environment
 from precomp.artifact import Artifact
 from precomp.data import dumps
+from precomp.distributed import DEFAULT_TIMEOUT
 from precomp.errors import PrecompError, UnsupportedCaptureError
 from precomp.report import CaptureReport
 
@@ -62,12 +64,25 @@ class Capture(_core.Capture):
     def _end(self) -> None:
         self._precompiled.remove()
         # Now, not at finalize: torch may delete its files (a temporary cache) before that.
-        self._freeze()
+        try:
+            self._freeze()
+        except BaseException as error:
+            self._give_up(error)
+            raise
         if self.path is not None:
             self.finalize(self.path)
 
     def _abandon(self) -> None:
         self._precompiled.remove()
+        self._give_up(sys.exc_info()[1])
+
+    def _give_up(self, error: BaseException | None) -> None:
+        """Tell the other ranks, which may wait in finalize, that this one will not come."""
+        group = _group(None)
+        if group is not None:
+            from precomp.distributed.finalize import abandon
+
+            abandon(group, error)
 
     # -- results
 
@@ -110,7 +125,12 @@ class Capture(_core.Capture):
         return dataclasses.replace(self._freeze()[1], size=self._size)
 
     def finalize(
-        self, path: str | os.PathLike[str], *, compression: int = DEFAULT_COMPRESSION
+        self,
+        path: str | os.PathLike[str],
+        *,
+        compression: int = DEFAULT_COMPRESSION,
+        group: Any = None,
+        timeout: float = DEFAULT_TIMEOUT,
     ) -> Artifact:
         """Freeze what was recorded into the file *path* and return it opened.
 
@@ -118,6 +138,11 @@ class Capture(_core.Capture):
         (UnsupportedCaptureError names each function and reason) or ``on_unsupported="skip"`` was
         given. The file appears whole or not at all; equal captures give equal bytes. Raises
         PrecompError when the capture did not end cleanly, OSError when the file cannot be written.
+
+        Inside an initialised process group (*group*: another one than the default; False: this rank
+        alone) every rank has to call it with the same *path*: the first rank writes what all of
+        them captured. A failure on one rank is raised on all of them, also when a rank does not
+        answer for *timeout* seconds.
         """
         path = os.fspath(path)
         if self.state != "done":
@@ -126,18 +151,31 @@ class Capture(_core.Capture):
                 f"this one is {self.state}"
             )
         store, report = self._freeze()
-        if report.problems and self.on_unsupported == "raise":
-            lines = "".join(f"\n  {name}: {reason}" for name, reason in report.problems)
-            raise UnsupportedCaptureError(
-                f"{path}: not written, {len(report.problems)} function(s) cannot be frozen:"
-                f"{lines}\n"
-                'Change them, or capture with on_unsupported="skip" to leave them out.',
-                report.problems,
+        problems = report.problems if self.on_unsupported == "raise" else ()
+        group = _group(group)
+        if group is not None:
+            from precomp.distributed.finalize import finalize
+
+            path = finalize(
+                group, path, self._environment, store.entries, problems, compression, timeout
             )
-        entries = [(kind, name, data) for (kind, _), (name, data) in store.entries.items()]
-        _core.write_artifact(path, self._environment, entries, compression)
+        else:
+            if problems:
+                raise UnsupportedCaptureError.of(path, problems)
+            entries = [(kind, name, data) for (kind, _), (name, data) in store.entries.items()]
+            _core.write_artifact(path, self._environment, entries, compression)
         self._size = os.path.getsize(path)
         return Artifact.open(path)
+
+
+def _group(group: Any) -> Any:
+    """The process group whose ranks write one artifact; None for this process alone."""
+    if group is False or "torch.distributed" not in sys.modules:
+        return None
+    from precomp.distributed.exchange import default_group
+
+    found = default_group() if group is None else group
+    return found if found is not None and found.size() > 1 else None
 
 
 def capture(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from precomp import environment
 from precomp.artifact import Artifact
+from precomp.distributed import DEFAULT_TIMEOUT
 from precomp.errors import ArtifactCorruptError, PrecompError
 
 if TYPE_CHECKING:
@@ -90,6 +92,8 @@ def prepare(
     runtime: str = "auto",
     devices: Any = None,
     model: str | os.PathLike[str] | None = None,
+    group: Any = None,
+    timeout: float = DEFAULT_TIMEOUT,
 ) -> Prepared:
     """Serve this process from the artifact *path*; call it before the model's file is imported.
 
@@ -98,6 +102,11 @@ def prepare(
     let torch compile what the artifact lacks. *model*: a model file that must be bound to this
     artifact (``precomp.bind``); of it the binding alone is read, no weights. *devices* is reserved:
     choosing GPUs is not available yet and is refused by name.
+
+    *group*: a process group of torch.distributed (True: the default one), all of whose ranks call
+    prepare. They compare artifact and environment and all raise the same error, such as
+    RankMismatchError, if one of them differs, fails or does not answer for *timeout* seconds. A
+    host on which no rank finds the file receives it from another host.
 
     Raises OSError when a file cannot be read, ArtifactCorruptError, ArtifactVersionError,
     BindingError, EnvironmentMismatchError (all differences at once). Nothing is installed unless
@@ -111,10 +120,36 @@ def prepare(
     collecting = gc.isenabled()
     gc.disable()
     try:
+        if group is not None:
+            return _prepare_group(os.fspath(path), digest, runtime, model, group, timeout)
         return _prepare(path, digest, runtime, model)
     finally:
         if collecting:
             gc.enable()
+
+
+def _prepare_group(
+    path: str,
+    digest: str | None,
+    runtime: str,
+    model: str | os.PathLike[str] | None,
+    group: Any,
+    timeout: float,
+) -> Prepared:
+    from precomp.distributed import watch
+    from precomp.distributed.agreement import Meeting
+
+    prepared = None
+    try:
+        with Meeting(group, timeout) as meeting:
+            found = meeting.settle(path, environment.current())
+            prepared = _prepare(found, digest, runtime, model)
+    except BaseException:
+        if prepared is not None:  # another rank failed
+            prepared.uninstall()
+        raise
+    watch.start(meeting.group)
+    return prepared
 
 
 def _prepare(
@@ -169,6 +204,9 @@ def _prepare(
             surface.uninstall()
             standin.uninstall()
             run.lean = False
+            watch: Any = sys.modules.get("precomp.distributed.watch")
+            if watch is not None:
+                watch.stop()
 
     prepared = Prepared(
         artifact, runtime, loaded, seconds, environment.warnings(artifact.environment, found), undo

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -225,14 +225,11 @@ class Artifact:
 def _merged_environment(artifacts: Sequence[Artifact]) -> dict[str, str]:
     """The common environment; fields that may differ list their values."""
     first = artifacts[0]
-    merged = first.environment
-    values = {field: set(merged[field].split(_OR)) for field in MAY_DIFFER if field in merged}
     rows: list[tuple[str, str, str]] = []
     lines: list[str] = []
     for artifact in artifacts[1:]:
         for field, left, right in first.diff(artifact).environment:
             if field in MAY_DIFFER:
-                values.setdefault(field, set()).update(right.split(_OR) if right else ())
                 continue
             rows.append((field, _shown(left), _shown(right)))
             lines.append(f"\n  {field}: {_shown(left)}, in {artifact.path}: {_shown(right)}")
@@ -241,6 +238,14 @@ def _merged_environment(artifacts: Sequence[Artifact]) -> dict[str, str]:
             f"merge: these fields of the environment differ from {first.path}:" + "".join(lines),
             tuple(rows),
         )
-    for field, found in values.items():  # the shorter of two numbers is the smaller one
-        merged[field] = _OR.join(sorted(found, key=lambda value: (len(value), value)))
-    return merged
+    return joined_environment([artifact.environment for artifact in artifacts])
+
+
+def joined_environment(environments: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Environments that differ in nothing but ``MAY_DIFFER`` as one that lists those values."""
+    joined = dict(environments[0])
+    for field in MAY_DIFFER:
+        found = {value for row in environments for value in row.get(field, "").split(_OR) if value}
+        if found:  # the shorter of two numbers is the smaller one
+            joined[field] = _OR.join(sorted(found, key=lambda value: (len(value), value)))
+    return joined

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -45,12 +46,35 @@ class UnsupportedCaptureError(PrecompError):
         super().__init__(message)
         self.problems = problems
 
+    @classmethod
+    def of(cls, path: str, problems: Sequence[tuple[str, str]]) -> UnsupportedCaptureError:
+        """The refusal to write *path*, with every function and reason."""
+        lines = "".join(f"\n  {name}: {reason}" for name, reason in problems)
+        return cls(
+            f"{path}: not written, {len(problems)} function(s) cannot be frozen:{lines}\n"
+            'Change them, or capture with on_unsupported="skip" to leave them out.',
+            tuple(problems),
+        )
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.args[0], self.problems)
 
 
 class RankMismatchError(PrecompError):
-    """Ranks of a process group hold different artifacts or environments."""
+    """Ranks of a process group hold different artifacts or environments.
+
+    ``differences`` is a tuple of ``(rank, field, expected, found)``: all of them; *expected* is
+    what most ranks have.
+    """
+
+    def __init__(
+        self, message: str, differences: tuple[tuple[int, str, str, str], ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.differences = differences
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.differences)
 
 
 class BindingError(PrecompError):
@@ -69,8 +93,11 @@ class CompileViolation(BaseException):
     ``kind``: trace, lower, build, load, tune, record, fallback, spawn or driver_jit.
     ``what``: the function or kernel. ``why``: the guard that failed with expected and found value,
     the key that missed, or the change of source. ``where``: ``file:line`` of the user's frame.
-    ``hint``: what to do.
+    ``hint``: what to do. ``rank``: the global rank on which it happened, in a process group whose
+    ranks agreed on an artifact (docs/distributed.md), else None.
     """
+
+    rank: int | None = None
 
     def __init__(
         self, kind: str, what: str, why: str = "", where: str = "", hint: str = ""
@@ -86,6 +113,8 @@ class CompileViolation(BaseException):
         text = f"[{self.kind}] {self.what}"
         if self.where:
             text += f" at {self.where}"
+        if self.rank is not None:
+            text += f" on rank {self.rank}"
         if self.why:
             text += f": {self.why}"
         if self.hint:
@@ -93,4 +122,5 @@ class CompileViolation(BaseException):
         return text
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.kind, self.what, self.why, self.where, self.hint)
+        state = {} if self.rank is None else {"rank": self.rank}
+        return type(self), (self.kind, self.what, self.why, self.where, self.hint), state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from typing import Any, TypeVar, cast
 
@@ -40,6 +41,9 @@ class strict_no_compile(_core.Gate):
         return self
 
     def __exit__(self, *exc_info: Any) -> bool:
+        watch: Any = sys.modules.get("precomp.distributed.watch")
+        if watch is not None:
+            watch.settle(self, exc_info[1] if len(exc_info) > 1 else None)
         result = super().__exit__(*exc_info)
         if not exc_info or exc_info[0] is None:
             hooks.raise_if_missing()

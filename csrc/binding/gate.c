@@ -267,6 +267,22 @@ done:
     return violation;
 }
 
+/* Tells the listener, if there is one. The violation counts whatever becomes of it. */
+static void
+tell_listener(core_state *state, PyObject *violation)
+{
+    if (state->listener == NULL) {
+        return;
+    }
+    PyObject *listener = Py_NewRef(state->listener); /* it may replace itself */
+    PyObject *answer = PyObject_CallOneArg(listener, violation);
+    if (answer == NULL) {
+        PyErr_WriteUnraisable(listener);
+    }
+    Py_DECREF(listener);
+    Py_XDECREF(answer);
+}
+
 int
 core_gate_record(core_state *state, const char *kind, PyObject *what, PyObject *why,
                  PyObject *where, PyObject *hint, PyObject **violation)
@@ -297,6 +313,7 @@ core_gate_record(core_state *state, const char *kind, PyObject *what, PyObject *
         }
     }
     if (*violation != NULL) {
+        tell_listener(state, *violation);
         result = 1;
     }
 done:
@@ -711,11 +728,60 @@ core_gate_where_py(PyObject *module, PyObject *Py_UNUSED(ignored))
     return core_gate_where();
 }
 
+PyDoc_STRVAR(
+    core_gate_record_doc,
+    "gate_record(violation, /)\n--\n\n"
+    "Add a CompileViolation of another process to the active gates that forbid\n"
+    "its kind: they raise it when they are left. Returns how many do.");
+
+static PyObject *
+core_gate_record_py(PyObject *module, PyObject *violation)
+{
+    (void)module;
+    GateObject **gates = NULL;
+    PyObject *result = NULL;
+    Py_ssize_t count = 0;
+
+    PyObject *kind = PyObject_GetAttrString(violation, "kind");
+    unsigned bit = kind == NULL ? 0 : kind_bit(kind);
+    if (bit == 0) {
+        goto done;
+    }
+    gates = active_that_forbid(bit, &count);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (PyList_Append(gates[i]->violations, violation) < 0) {
+            goto done;
+        }
+    }
+    result = count < 0 ? NULL : PyLong_FromSsize_t(count);
+done:
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Py_DECREF(gates[i]);
+    }
+    PyMem_RawFree(gates);
+    Py_XDECREF(kind);
+    return result;
+}
+
+PyDoc_STRVAR(core_gate_listen_doc,
+             "gate_listen(listener, /)\n--\n\n"
+             "Call *listener* (None: nobody) with each violation before it is raised.");
+
+static PyObject *
+core_gate_listen_py(PyObject *module, PyObject *listener)
+{
+    core_state *state = core_state_get(module);
+    Py_XSETREF(state->listener, listener == Py_None ? NULL : Py_NewRef(listener));
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef gate_functions[] = {
     {"gate_trip", PC_METHOD(core_gate_trip_py), METH_VARARGS | METH_KEYWORDS,
      core_gate_trip_doc},
     {"gate_active", PC_METHOD(core_gate_active_py), METH_FASTCALL,
      core_gate_active_doc},
+    {"gate_record", core_gate_record_py, METH_O, core_gate_record_doc},
+    {"gate_listen", core_gate_listen_py, METH_O, core_gate_listen_doc},
     {"gate_where", core_gate_where_py, METH_NOARGS, core_gate_where_doc},
     {"gate_watch_nvrtc", core_gate_watch_nvrtc, METH_NOARGS, core_gate_watch_nvrtc_doc},
     {NULL, NULL, 0, NULL},

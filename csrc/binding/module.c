@@ -176,6 +176,7 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->torch);
     Py_VISIT(state->stale);
     Py_VISIT(state->examples);
+    Py_VISIT(state->listener);
     return 0;
 }
 
@@ -196,6 +197,7 @@ core_clear(PyObject *module)
     Py_CLEAR(state->torch);
     Py_CLEAR(state->stale);
     Py_CLEAR(state->examples);
+    Py_CLEAR(state->listener);
     return 0;
 }
 

@@ -38,6 +38,8 @@ typedef struct {
     /* dict: example tensors that guard constructors look at (guard_tape.c);
        owned, empty until a tape is replayed. */
     PyObject *examples;
+    /* Callable that is told each violation when it is raised, or NULL; owned (gate.c). */
+    PyObject *listener;
 } core_state;
 
 extern struct PyModuleDef core_module_def;

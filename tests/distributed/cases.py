@@ -1,0 +1,210 @@
+"""Training programs of several ranks; each returns what a rank must have, bit for bit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import blocks
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {}
+STEPS = 3
+BATCH = 8
+
+
+def case(function: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    CASES[function.__name__] = function
+    return function
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def batch(step: int, size: int = BATCH) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+    x = torch.rand(size, blocks.FEATURES, generator=generator)
+    return x, torch.rand(size, generator=generator)
+
+
+def train(
+    model: nn.Module,
+    run: Any = None,
+    *,
+    sizes: tuple[int, ...] = (BATCH,) * STEPS,
+    clip: bool = False,
+) -> dict[str, Any]:
+    """Losses, gradients, parameters and state of the random numbers after a few steps."""
+    run = model if run is None else run
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, foreach=True)
+    losses, gradients = [], []
+    for step, size in enumerate(sizes):
+        x, y = batch(step, size)
+        loss = nn.functional.mse_loss(run(x).float().squeeze(-1), y)
+        optimizer.zero_grad()
+        loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        gradients.append([local(p.grad) for p in model.parameters()])
+        optimizer.step()
+        losses.append(loss)
+    return {
+        "losses": losses,
+        "gradients": gradients,
+        "parameters": [local(p) for p in model.parameters()],
+        "random": torch.get_rng_state(),
+    }
+
+
+def model(**options: Any) -> blocks.Net:
+    torch.manual_seed(0)
+    return blocks.Net(**options)
+
+
+def mesh() -> Any:
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def shard(net: blocks.Net, **options: Any) -> blocks.Net:
+    for block in (net.bottom, net.top):
+        fully_shard(block, mesh=mesh(), **options)
+    fully_shard(net, mesh=mesh(), **options)
+    return net
+
+
+@case
+def fsdp_compiled_model() -> dict[str, Any]:
+    net = shard(model())
+    return train(net, torch.compile(net))
+
+
+@case
+def fsdp_compile_method_after() -> dict[str, Any]:
+    net = shard(model())
+    net.compile()
+    return train(net, clip=True)
+
+
+@case
+def fsdp_compile_method_before() -> dict[str, Any]:
+    net = model()
+    net.compile()
+    return train(shard(net))
+
+
+@case
+def fsdp_blocks_before() -> dict[str, Any]:
+    net = model()
+    for block in (net.bottom, net.top):
+        block.compile()
+    return train(shard(net))
+
+
+@case
+def fsdp_blocks_after() -> dict[str, Any]:
+    net = shard(model())
+    for block in (net.bottom, net.top):
+        block.compile()
+    return train(net)
+
+
+@case
+def fsdp_remainder() -> dict[str, Any]:
+    net = shard(model())
+    return train(net, torch.compile(net), sizes=(BATCH, BATCH, 5, BATCH))
+
+
+@case
+def fsdp_remainder_per_rank() -> dict[str, Any]:
+    net = shard(model())
+    return train(net, torch.compile(net), sizes=(BATCH, BATCH, 5 + dist.get_rank()))
+
+
+@case
+def fsdp_mixed_precision() -> dict[str, Any]:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    net = shard(model(), mp_policy=policy)
+    return train(net, torch.compile(net))
+
+
+@case
+def fsdp_checkpointing() -> dict[str, Any]:
+    net = shard(model(checkpoint=True))
+    return train(net, torch.compile(net))
+
+
+@case
+def fsdp_checkpoint_wrapper() -> dict[str, Any]:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    net = model()
+    net.bottom = checkpoint_wrapper(net.bottom)
+    net.top = checkpoint_wrapper(net.top)
+    shard(net)
+    net.bottom.compile()
+    net.top.compile()
+    return train(net)
+
+
+@case
+def fsdp_accumulate() -> dict[str, Any]:
+    net = shard(model())
+    run = torch.compile(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    losses = []
+    for step in range(4):
+        assert isinstance(net, FSDPModule)
+        net.set_requires_gradient_sync(step % 2 == 1)
+        x, y = batch(step)
+        loss = nn.functional.mse_loss(run(x).squeeze(-1), y)
+        loss.backward()
+        losses.append(loss)
+        if step % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    with torch.no_grad():
+        out = run(batch(9)[0])
+    return {"losses": losses, "out": out, "parameters": [local(p) for p in net.parameters()]}
+
+
+@case
+def ddp_one_bucket() -> dict[str, Any]:
+    ddp = DistributedDataParallel(model())
+    return train(ddp, torch.compile(ddp))
+
+
+@case
+def ddp_compiled_module() -> dict[str, Any]:
+    ddp = DistributedDataParallel(torch.compile(model()))
+    return train(ddp)
+
+
+@case
+def ddp_buckets() -> dict[str, Any]:
+    ddp = DistributedDataParallel(model(width=60_000), bucket_cap_mb=1)
+    return train(ddp, torch.compile(ddp))
+
+
+@case
+def ddp_no_sync() -> dict[str, Any]:
+    ddp = DistributedDataParallel(model())
+    run = torch.compile(ddp)
+    x, y = batch(0)
+    with ddp.no_sync():
+        nn.functional.mse_loss(run(x).squeeze(-1), y).backward()
+    return train(ddp, run)
+
+
+def start() -> None:
+    """Join the process group named by torchrun's variables."""
+    from datetime import timedelta
+
+    seconds = int(os.environ.get("GROUP_TIMEOUT", "60"))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))

@@ -1,0 +1,61 @@
+"""Every case, other world sizes, and a compile cache for each rank: `tools/test distributed`.
+
+Too slow for every push; pytest collects it only when it is named.
+"""
+
+from __future__ import annotations
+
+import pytest
+import ranks
+from processes import differences
+
+from precomp import Artifact
+
+CASES = (
+    "fsdp_compiled_model", "fsdp_compile_method_after", "fsdp_compile_method_before",
+    "fsdp_blocks_before", "fsdp_blocks_after", "fsdp_remainder", "fsdp_remainder_per_rank",
+    "fsdp_mixed_precision", "fsdp_checkpointing", "fsdp_checkpoint_wrapper", "fsdp_accumulate",
+    "ddp_one_bucket", "ddp_compiled_module", "ddp_buckets", "ddp_no_sync",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def all_cases(capture_and_serve):
+    return capture_and_serve(*CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_rank_is_bit_identical_to_its_compiled_run(all_cases, name):
+    for captured, served in zip(all_cases.captured, all_cases.served, strict=True):
+        assert captured["errors"] == served["errors"] == {}
+        assert served["violations"] == served["missing"] == served["spawns"] == []
+        assert differences(captured["results"][name], served["results"][name]) == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_store_one_artifact(all_cases, name):
+    whole = Artifact.open(all_cases.directory / f"{name}.precomp")
+    for rank in range(2):
+        assert Artifact.open(all_cases.directory / f"{name}.{rank}.precomp").digest == whole.digest
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_an_artifact_of_two_ranks_serves_other_world_sizes(
+    all_cases, inductor_cache, tmp_path, count
+):
+    names = ("fsdp_compiled_model", "fsdp_remainder", "ddp_one_bucket")
+    compiling = ranks.places(tmp_path / "compile", count, cache=inductor_cache)
+    serving = ranks.places(tmp_path / "serve", count, compiler=False)
+    compiled = ranks.run(compiling, "worker.py", "compiled", *names, timeout=900)
+    served = ranks.run(serving, "worker.py", "serve", all_cases.directory, *names)
+    for one, other in zip(compiled, served, strict=True):
+        assert other.facts["violations"] == other.facts["missing"] == []
+        assert differences(one.facts["results"], other.facts["results"]) == []
+
+
+def test_ranks_with_caches_of_their_own_store_one_artifact(tmp_path):
+    places = ranks.places(tmp_path, 2)
+    for rank in ranks.run(places, "worker.py", "capture", tmp_path, "fsdp_blocks_before"):
+        assert rank.facts["errors"] == {}
+    parts = [Artifact.open(tmp_path / f"fsdp_blocks_before.{rank}.precomp") for rank in range(2)]
+    assert parts[0].digest == parts[1].digest

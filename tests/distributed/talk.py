@@ -1,0 +1,284 @@
+"""One rank: ranks agree, prepare and finalize together, and fail together; one JSON line.
+
+    talk.py DIR SCENARIO...
+
+Nothing is compiled: the artifacts are written by hand. A scenario returns plain data; an error is
+returned as its class, text and differences, since all ranks have to raise the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+import precomp
+from precomp import _core, environment
+from precomp.data import dumps
+from precomp.distributed import finalize as finalizing
+from precomp.distributed import hosts
+from precomp.distributed.exchange import Exchange, default_group
+
+SCENARIOS: dict[str, Callable[[str], Any]] = {}
+TIMEOUT = 10.0
+
+
+def scenario(function: Callable[[str], Any]) -> Callable[[str], Any]:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def rank() -> int:
+    return dist.get_rank()
+
+
+def artifact(path: str, text: str = "same", **other: str) -> str:
+    """A small artifact whose fingerprint depends on *text*."""
+    found = environment.current() | other
+    rules = {
+        "skip_files": (), "inline_files": (), "skip_dirs": (), "skips": (), "modes": (),
+        "helpers": (), "order": (),
+    }  # fmt: skip
+    entries = [("frame", "f", text.encode()), ("rules", "rules", dumps(rules))]
+    _core.write_artifact(path, found, entries)
+    return path
+
+
+def mine(directory: str, name: str) -> str:
+    return os.path.join(directory, f"{name}.{rank()}")
+
+
+def attempt(function: Callable[[], Any]) -> Any:
+    """The result of *function*, or the error that it raises."""
+    start = time.monotonic()
+    try:
+        return function()
+    except Exception as error:  # noqa: BLE001 (returned)
+        seconds = time.monotonic() - start
+        assert seconds < 40, f"{seconds} s until {error!r}"
+        return [type(error).__name__, str(error), getattr(error, "differences", None)]
+
+
+def prepare(path: str) -> Any:
+    def run() -> list[str]:
+        with precomp.prepare(path, group=True, timeout=TIMEOUT) as prepared:
+            precomp.agree(prepared, timeout=TIMEOUT)
+            return [prepared.artifact.fingerprint]
+
+    return attempt(run)
+
+
+@scenario
+def equal_files(directory: str) -> Any:
+    return prepare(artifact(mine(directory, "equal")))
+
+
+@scenario
+def other_artifact(directory: str) -> Any:
+    return prepare(artifact(mine(directory, "other"), "other" if rank() == 1 else "same"))
+
+
+@scenario
+def other_artifact_found_by_agree(directory: str) -> Any:
+    path = artifact(mine(directory, "late"), "other" if rank() == 1 else "same")
+    with precomp.prepare(path) as prepared:
+        return attempt(lambda: precomp.agree(prepared, dist.group.WORLD, timeout=TIMEOUT))
+
+
+@scenario
+def other_torch(directory: str) -> Any:
+    if rank() == 1:
+        current = environment.current
+        environment.current = lambda: current() | {"torch": "9.9", "torch_commit": "f00"}
+    try:
+        return prepare(artifact(mine(directory, "torch")))
+    finally:
+        if rank() == 1:
+            environment.current = current
+
+
+@scenario
+def other_threads(directory: str) -> Any:
+    import torch
+
+    torch.set_num_threads(1 + rank())
+    try:
+        return prepare(artifact(mine(directory, "threads"), threads="1"))
+    finally:
+        torch.set_num_threads(1)
+
+
+@scenario
+def other_threads_that_are_served(directory: str) -> Any:
+    import torch
+
+    torch.set_num_threads(1 + rank())
+    try:
+        return prepare(artifact(mine(directory, "both"), threads="1 or 2"))
+    finally:
+        torch.set_num_threads(1)
+
+
+@scenario
+def missing_file(directory: str) -> Any:
+    path = mine(directory, "missing")
+    return prepare(artifact(path) if rank() == 0 else path)
+
+
+@scenario
+def missing_everywhere(directory: str) -> Any:
+    return prepare(os.path.join(directory, "nowhere"))
+
+
+@scenario
+def corrupt_file(directory: str) -> Any:
+    path = artifact(mine(directory, "corrupt"))
+    if rank() == 1:
+        with open(path, "r+b") as stream:
+            stream.seek(-1, os.SEEK_END)
+            last = stream.read(1)
+            stream.seek(-1, os.SEEK_END)
+            stream.write(bytes([last[0] ^ 1]))
+    return prepare(path)
+
+
+@scenario
+def another_environment_everywhere(directory: str) -> Any:
+    return prepare(artifact(os.path.join(directory, f"moved.{rank()}"), torch="0.1"))
+
+
+@scenario
+def silent_rank(directory: str) -> Any:
+    if rank() == 1:
+        time.sleep(TIMEOUT + 2)
+        return None
+    return prepare(artifact(mine(directory, "silent")))
+
+
+@scenario
+def host_without_the_file(directory: str) -> Any:
+    """Each rank is a host of its own; only the second has the file."""
+    identity = hosts.identity
+    hosts.identity = lambda: f"host {rank()}"
+    try:
+        path = mine(directory, "remote")
+        return prepare(artifact(path) if rank() == 1 else path)
+    finally:
+        hosts.identity = identity
+
+
+def finalize(
+    directory: str,
+    name: str,
+    entries: dict[str, bytes],
+    problems: tuple[tuple[str, str], ...] = (),
+    **other: str,
+) -> Any:
+    found = {("kernel", _core.sha256(data)): (name, data) for name, data in entries.items()}
+    path = os.path.join(directory, name)
+
+    def run() -> Any:
+        written = finalizing.finalize(
+            default_group(), path, environment.current() | other, found, problems, 9, TIMEOUT
+        )
+        artifact = precomp.Artifact.open(written)
+        return [artifact.digest, [[e.name, e.raw_size] for e in artifact.entries]]
+
+    return attempt(run)
+
+
+@scenario
+def union(directory: str) -> Any:
+    """Each rank has one entry of its own, larger than a value of the store may be."""
+    return finalize(
+        directory,
+        "union",
+        {"shared": b"shared" * 1000, f"own {rank()}": bytes([rank()]) * 9_000_000},
+    )
+
+
+@scenario
+def union_on_two_hosts(directory: str) -> Any:
+    """The file of the first rank is not visible to the second."""
+    identity, look = hosts.identity, finalizing._digest
+    hosts.identity = lambda: f"host {rank()}"
+    if rank() == 1:
+        finalizing._digest = lambda path: None
+    try:
+        return finalize(directory, "hosts", {"shared": b"shared"})
+    finally:
+        hosts.identity, finalizing._digest = identity, look
+
+
+@scenario
+def problem_on_one_rank(directory: str) -> Any:
+    problems = (("f", "cannot be frozen"),) if rank() == 1 else ()
+    outcome = finalize(directory, "problem", {"shared": b"x"}, problems)
+    return [outcome, os.path.exists(os.path.join(directory, "problem"))]
+
+
+@scenario
+def other_environment(directory: str) -> Any:
+    return finalize(directory, "environment", {"shared": b"x"}, machine=f"machine {rank()}")
+
+
+@scenario
+def other_path(directory: str) -> Any:
+    return finalize(directory, f"path {rank()}", {"shared": b"x"})
+
+
+@scenario
+def unwritable(directory: str) -> Any:
+    return finalize(os.path.join(directory, "no directory"), "file", {"shared": b"x"})
+
+
+@scenario
+def capture_left_by_an_exception(directory: str) -> Any:
+    """One rank's capture fails; the other's finalize fails at once, and with its reason."""
+    if rank() == 0:
+        outcome = finalize(directory, "left", {"shared": b"x"})
+        return [outcome, os.path.exists(os.path.join(directory, "left"))]
+
+    class Capture(precomp.Capture):
+        def _begin(self) -> None:  # torch's compiler is not needed to fail
+            self._precompiled = contextlib.ExitStack()
+            self._precompiled.remove = self._precompiled.close
+
+    with contextlib.suppress(ValueError), Capture():
+        raise ValueError("a bad batch")
+    return None
+
+
+@scenario
+def slow_rank(directory: str) -> Any:
+    """A rank that works longer than the timeout is alive, and waited for."""
+    with Exchange(default_group(), "slow", 3.0) as exchange:
+        if rank() == 1:
+            time.sleep(7)
+        return exchange.all_gather(rank())
+
+
+@scenario
+def killed_in_finalize(directory: str) -> Any:
+    """The last rank dies when the others count on it."""
+    if rank() == dist.get_world_size() - 1:
+        Exchange.offer = lambda *_: os._exit(9)
+    return finalize(directory, "killed", {f"own {rank()}": str(rank()).encode()})
+
+
+def main() -> None:
+    directory, *names = sys.argv[1:]
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    results = {name: SCENARIOS[name](directory) for name in names}
+    print(json.dumps(results), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Starts the ranks of a process group and collects what they print."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from processes import Place
+
+SCRIPTS = Path(__file__).parents[1] / "distributed"
+
+
+@dataclass
+class Rank:
+    """How one rank ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def facts(self) -> Any:
+        """The JSON on its last line of output."""
+        assert self.returncode == 0, f"exit status {self.returncode}\n{self.stdout}\n{self.stderr}"
+        return json.loads(self.stdout.splitlines()[-1])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run(places: list[Place], script: str, *args: object, timeout: float = 300) -> list[Rank]:
+    """Run *script* as one rank in each of *places*, to their ends or until *timeout* (seconds)."""
+    group = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(len(places)),
+    }
+    processes = [
+        place.start(
+            SCRIPTS / script, *args, env=group | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        )
+        for rank, place in enumerate(places)
+    ]
+    end = time.monotonic() + timeout
+    ranks = []
+    for process in processes:
+        try:
+            out, err = process.communicate(timeout=max(0.1, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            for other in processes:
+                other.kill()
+            out, err = process.communicate()
+            raise AssertionError(f"did not end in {timeout} s\n{out}\n{err}") from None
+        ranks.append(Rank(process.returncode, out, err))
+    return ranks
+
+
+def places(root: Path, count: int, **options: Any) -> list[Place]:
+    """A place of its own, with its own caches, for each rank."""
+    return [Place(root / f"rank{i}", **options) for i in range(count)]
