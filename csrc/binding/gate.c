@@ -267,22 +267,6 @@ done:
     return violation;
 }
 
-/* Tells the listener, if there is one. The violation counts whatever becomes of it. */
-static void
-tell_listener(core_state *state, PyObject *violation)
-{
-    if (state->listener == NULL) {
-        return;
-    }
-    PyObject *listener = Py_NewRef(state->listener); /* it may replace itself */
-    PyObject *answer = PyObject_CallOneArg(listener, violation);
-    if (answer == NULL) {
-        PyErr_WriteUnraisable(listener);
-    }
-    Py_DECREF(listener);
-    Py_XDECREF(answer);
-}
-
 int
 core_gate_record(core_state *state, const char *kind, PyObject *what, PyObject *why,
                  PyObject *where, PyObject *hint, PyObject **violation)
@@ -313,7 +297,6 @@ core_gate_record(core_state *state, const char *kind, PyObject *what, PyObject *
         }
     }
     if (*violation != NULL) {
-        tell_listener(state, *violation);
         result = 1;
     }
 done:
@@ -328,6 +311,22 @@ done:
     return result;
 }
 
+/* Tells the listener, if there is one. The violation counts whatever becomes of it. */
+static void
+tell_listener(core_state *state, PyObject *violation)
+{
+    if (state->listener == NULL) {
+        return;
+    }
+    PyObject *listener = Py_NewRef(state->listener); /* it may replace itself */
+    PyObject *answer = PyObject_CallOneArg(listener, violation);
+    if (answer == NULL) {
+        PyErr_WriteUnraisable(listener);
+    }
+    Py_DECREF(listener);
+    Py_XDECREF(answer);
+}
+
 int
 core_gate_trip(core_state *state, const char *kind, PyObject *what, PyObject *why,
                PyObject *where, PyObject *hint)
@@ -335,6 +334,7 @@ core_gate_trip(core_state *state, const char *kind, PyObject *what, PyObject *wh
     PyObject *violation = NULL;
     int result = core_gate_record(state, kind, what, why, where, hint, &violation);
     if (result > 0) {
+        tell_listener(state, violation);
         PyErr_SetObject((PyObject *)Py_TYPE(violation), violation);
         Py_DECREF(violation);
         result = -1;
@@ -577,89 +577,6 @@ static PyType_Spec Gate_spec = {
     .slots = Gate_slots,
 };
 
-/* --- gate_exempt --- */
-
-typedef struct {
-    PyObject_HEAD
-    unsigned long thread; /* that entered it */
-    Py_ssize_t depth;
-} ExemptObject;
-
-#define ExemptObject_CAST(op) ((ExemptObject *)(op))
-
-static int
-Exempt_traverse(PyObject *op, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(op));
-    return 0;
-}
-
-static void
-Exempt_dealloc(PyObject *op)
-{
-    PyTypeObject *type = Py_TYPE(op);
-    PyObject_GC_UnTrack(op);
-    type->tp_free(op);
-    Py_DECREF(type);
-}
-
-static PyObject *
-Exempt_enter(PyObject *op, PyObject *Py_UNUSED(ignored))
-{
-    ExemptObject *self = ExemptObject_CAST(op);
-    unsigned long thread = PyThread_get_thread_ident();
-    if (self->depth > 0 && self->thread != thread) {
-        PyErr_SetString(PyExc_RuntimeError, "gate_exempt is entered in another thread");
-        return NULL;
-    }
-    self->thread = thread;
-    self->depth++;
-    core_gate_exempt_enter();
-    return Py_NewRef(op);
-}
-
-static PyObject *
-Exempt_exit(PyObject *op, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs))
-{
-    ExemptObject *self = ExemptObject_CAST(op);
-    if (self->depth == 0 || self->thread != PyThread_get_thread_ident()) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "gate_exempt is left where it was not entered");
-        return NULL;
-    }
-    self->depth--;
-    core_gate_exempt_leave();
-    Py_RETURN_FALSE;
-}
-
-static PyMethodDef Exempt_methods[] = {
-    {"__enter__", Exempt_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
-    {"__exit__", PC_METHOD(Exempt_exit), METH_FASTCALL,
-     "__exit__($self, /, *args)\n--\n\n"},
-    {NULL, NULL, 0, NULL},
-};
-
-PyDoc_STRVAR(
-    Exempt_doc,
-    "gate_exempt()\n--\n\n"
-    "Context in which the calling thread trips no gate: for precomp's own loader.\n"
-    "Enter and leave it in one thread, without an await or yield in between.");
-
-static PyType_Slot Exempt_slots[] = {
-    {Py_tp_doc, (void *)Exempt_doc},
-    {Py_tp_methods, Exempt_methods},
-    {Py_tp_traverse, Exempt_traverse},
-    {Py_tp_dealloc, Exempt_dealloc},
-    {0, NULL},
-};
-
-static PyType_Spec Exempt_spec = {
-    .name = "precomp._core.gate_exempt",
-    .basicsize = sizeof(ExemptObject),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = Exempt_slots,
-};
-
 /* --- functions --- */
 
 PyDoc_STRVAR(core_gate_trip_doc,
@@ -791,23 +708,12 @@ int
 core_add_gate(PyObject *module)
 {
     core_state *state = core_state_get(module);
-    PyObject *exempt = NULL;
-    int result = -1;
-
     state->gate_type =
         (PyTypeObject *)PyType_FromModuleAndSpec(module, &Gate_spec, NULL);
-    if (state->gate_type == NULL || PyModule_AddType(module, state->gate_type) < 0) {
-        goto done;
+    if (state->gate_type == NULL || PyModule_AddType(module, state->gate_type) < 0 ||
+        core_add_gate_exempt(module) < 0 ||
+        PyModule_AddFunctions(module, gate_functions) < 0) {
+        return -1;
     }
-    exempt = PyType_FromModuleAndSpec(module, &Exempt_spec, NULL);
-    if (exempt == NULL || PyModule_AddType(module, (PyTypeObject *)exempt) < 0) {
-        goto done;
-    }
-    if (PyModule_AddFunctions(module, gate_functions) < 0) {
-        goto done;
-    }
-    result = core_add_door(module);
-done:
-    Py_XDECREF(exempt);
-    return result;
+    return core_add_door(module);
 }

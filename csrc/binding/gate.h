@@ -1,5 +1,5 @@
 /* What the files of the strict gate share: gate.c (gates, violations), gate_where.c
- * (the user's frame), gate_spawn.c (compiler processes), gate_nvrtc.c (compilers inside
+ * (the user's frame), gate_exempt.c (threads that trip nothing), gate_spawn.c (compiler processes), gate_nvrtc.c (compilers inside
  * libtorch), door.c (hooks).
  */
 #ifndef PRECOMP_BINDING_GATE_H
@@ -57,6 +57,9 @@ void core_gate_update(void);
 /* The function _core.gate_watch_nvrtc. */
 PyObject *core_gate_watch_nvrtc(PyObject *module, PyObject *ignored);
 extern const char core_gate_watch_nvrtc_doc[];
+
+/* Adds the type gate_exempt to *module*. Returns 0 or -1. */
+int core_add_gate_exempt(PyObject *module);
 
 /* Adds the type Door to *module*. Returns 0 or -1. */
 int core_add_door(PyObject *module);

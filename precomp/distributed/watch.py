@@ -54,7 +54,9 @@ class Watch:
             violation.rank = self.rank
             text = json.dumps([self.rank, *violation.args])
             try:
-                self._store.compare_set(_KEY, "", text)
+                if bytes(self._store.compare_set(_KEY, "", text)).decode() != text:
+                    self._store.add(f"{_KEY}/known", 1)  # another rank was first
+                    return
                 end = time.monotonic() + ACKNOWLEDGE
                 # The store may live in this process, which may end now.
                 while self._store.add(f"{_KEY}/known", 0) < self.size - 1:
@@ -90,6 +92,8 @@ class Watch:
 
     def settle(self, gate: _core.Gate, error: BaseException | None) -> None:
         """Before *gate* is left by *error*: a failed collective may have its reason elsewhere."""
+        if gate.violations:  # perhaps recorded where no Python code could run
+            self.tell(gate.violations[0])
         if not isinstance(error, RuntimeError):
             return
         end = time.monotonic() + SETTLE
