@@ -1,6 +1,6 @@
 #!/bin/sh
 # Fuzz one target with libFuzzer: fuzz/run.sh TARGET [SECONDS]
-# TARGET: reader, manifest, blob or strip. Needs clang with its sanitizer runtime (CLANG
+# TARGET: reader, manifest, blob, strip or cubin. Needs clang with its sanitizer runtime (CLANG
 # names another one). New inputs and crashes go to build/fuzz/; a crash worth keeping
 # belongs in fuzz/corpus/TARGET, which the tests replay.
 set -eu
@@ -11,7 +11,7 @@ out=$here/../build/fuzz/$target
 core=$here/../csrc/core
 mkdir -p "$out/corpus"
 sources=
-for name in error mem bytes sha256 json manifest manifest_print blob pool artifact writer elf; do
+for name in error mem bytes sha256 json manifest manifest_print blob pool artifact writer elf cubin; do
     sources="$sources $core/pc_$name.c"
 done
 # shellcheck disable=SC2046,SC2086 # word splitting is meant

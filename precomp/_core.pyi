@@ -221,6 +221,27 @@ def load_kernels(
     kernels: Sequence[tuple[str, bytes]], threads: int = 0, /
 ) -> list[Callable[..., None]]: ...
 
+# cuda_library.c, cuda_launcher.c
+@final
+class CudaLibrary:
+    label: str
+    arch: int
+    symbols: tuple[str, ...]
+    loaded: bool
+    def __new__(cls, image: bytes, label: str) -> CudaLibrary: ...
+
+@final
+class CudaLauncher:
+    library: CudaLibrary
+    label: str
+    run: CudaLauncher
+    def __new__(cls, library: CudaLibrary, record: dict[str, Any]) -> CudaLauncher: ...
+    def __call__(self, *args: Any, stream: int) -> None: ...
+
+def cuda_devices() -> tuple[tuple[int, int], ...]: ...
+def cuda_driver(path: str | bytes, /) -> None: ...
+def strip_cubin(image: Buffer, /) -> bytes: ...
+
 # plan.c
 @final
 class Plan:

@@ -81,6 +81,8 @@ core_raise(core_state *state, const pc_error *error)
         case PC_BAD_ARGUMENT:
             PyErr_SetString(PyExc_ValueError, error->message);
             return NULL;
+        case PC_CUDA:
+            return core_raise_named(state, "CudaError", "%s", error->message);
         case PC_OK:
         case PC_CORRUPT:
         default:
@@ -140,7 +142,7 @@ core_exec(PyObject *module)
     static int (*const parts[])(PyObject *) = {
         core_add_artifact, core_add_codec,   core_add_code_digest,  core_add_guard_tape,
         core_add_tap,      core_add_capture, core_add_frame_server, core_add_plan,
-        core_add_kernel,   core_add_gate,
+        core_add_kernel,   core_add_gate,    core_add_cuda,
     };
     core_state *state = core_state_get(module);
     state->errors = PyImport_ImportModule("precomp.errors");
@@ -172,6 +174,8 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->plan_type);
     Py_VISIT(state->kernel_type);
     Py_VISIT(state->gate_type);
+    Py_VISIT(state->cuda_library_type);
+    Py_VISIT(state->cuda_launcher_type);
     Py_VISIT(state->errors);
     Py_VISIT(state->torch);
     Py_VISIT(state->stale);
@@ -193,6 +197,8 @@ core_clear(PyObject *module)
     Py_CLEAR(state->plan_type);
     Py_CLEAR(state->kernel_type);
     Py_CLEAR(state->gate_type);
+    Py_CLEAR(state->cuda_library_type);
+    Py_CLEAR(state->cuda_launcher_type);
     Py_CLEAR(state->errors);
     Py_CLEAR(state->torch);
     Py_CLEAR(state->stale);

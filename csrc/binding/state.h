@@ -26,6 +26,8 @@ typedef struct {
     PyTypeObject *plan_type;
     PyTypeObject *kernel_type;
     PyTypeObject *gate_type;
+    PyTypeObject *cuda_library_type;
+    PyTypeObject *cuda_launcher_type;
     /* Module precomp.errors, owned, imported at module execution. */
     PyObject *errors;
     /* dict str -> object: the private torch names, bound once by
@@ -89,5 +91,6 @@ int core_add_plan(PyObject *module);
 int core_add_kernel(PyObject *module);
 int core_add_gate(PyObject *module);
 int core_add_tap(PyObject *module);
+int core_add_cuda(PyObject *module);
 
 #endif

@@ -11,11 +11,12 @@ typedef enum {
     PC_CORRUPT,      /* the bytes break the format */
     PC_BAD_VERSION,  /* well formed, but of a version or feature we do not know */
     PC_BAD_ARGUMENT, /* the caller broke the contract */
+    PC_CUDA,         /* the CUDA driver is missing, or a call of it failed */
 } pc_status;
 
 typedef struct {
     pc_status status;
-    int sys_errno;
+    int sys_errno;      /* for PC_CUDA the result of the call, if one was made */
     char path[1024];    /* for PC_IO; may be empty */
     char message[1024]; /* operation: what, where, expected, found, what to do */
 } pc_error;

@@ -79,6 +79,7 @@ SERVE: dict[str, str] = {
     "foreach_copy_": "torch:_foreach_copy_",
     "FunctionBase": "torch._C:_FunctionBase",
     # module and kernel
+    "dlpack_exchange": "torch:Tensor.__dlpack_c_exchange_api__",
     "tensor_data_ptr": "torch._C._dynamo.guards:_torchinductor_pyobject_tensor_data_ptr",
     "OperatorDefinitions": "torch._library.custom_ops:OPDEFS",
     "operator_registry": "torch._library.simple_registry:singleton",

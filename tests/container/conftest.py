@@ -134,7 +134,8 @@ def core(compiler: str) -> Core:
         pytest.skip("no development files of libzstd and libcjson")
     words = found.stdout.split()
     directory = HERE.parents[1] / "csrc" / "core"
-    names = "error mem bytes sha256 json manifest manifest_print blob pool artifact writer elf"
+    names = "error mem bytes sha256 json manifest manifest_print blob pool artifact writer"
+    names += " elf cubin"
     flags = ["-std=c11", "-D_GNU_SOURCE", "-pthread", "-O1", "-g", f"-I{directory}"]
     return Core(
         compiler=compiler,

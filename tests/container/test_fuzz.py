@@ -21,7 +21,7 @@ def compiled(core, tmp_path_factory) -> tuple[list[str], list[Path]]:
     return flags, sorted(directory.glob("*.o"))
 
 
-@pytest.mark.parametrize("target", ["reader", "manifest", "blob", "strip"])
+@pytest.mark.parametrize("target", ["reader", "manifest", "blob", "strip", "cubin"])
 def test_the_corpus_is_replayed_without_a_fault(core, compiled, tmp_path, target):
     flags, objects = compiled
     program = tmp_path / target
