@@ -22,5 +22,5 @@ def record(settings: Any) -> dict[str, Any]:
         "backend": "inductor",
         "config": dict(sorted(settings.config.items())),
         "dynamic": settings.dynamic,
-        "name": settings.name,
+        "name": getattr(settings, "name", None),
     }

@@ -2,7 +2,7 @@
 
 ``precomp.freeze.guards`` writes the encoded functions, this module reads them: both sides of one
 format. Tags (docs/guards.md): ``saved_hooks functorch gfn fn rel late nodes module mode_at
-stream from_numpy dataclass_fields count subclass_value subclass spec opaque``.
+stream from_numpy dataclass_fields count subclass_value subclass spec opaque cow``.
 """
 
 from __future__ import annotations
@@ -372,6 +372,22 @@ def _opaque(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
     return opaque
 
 
+def _copy_on_write(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
+    """Whether a tensor shares its storage lazily (``torch._lazy_clone``). torch asks only tensors
+    without a Python subclass's dispatch."""
+    serve, expected = torch_api.serve(), encoded[1]
+    dispatch_keys, is_cow, python = serve.dispatch_keys, serve.is_cow_tensor, serve.python_key
+
+    def copy_on_write(value: Any) -> bool:
+        return (
+            isinstance(value, serve.Tensor)
+            and not dispatch_keys(value).has(python)
+            and is_cow(value) == expected
+        )
+
+    return copy_on_write
+
+
 _READERS: dict[str, Callable[[Any, dict[str, Any], Any], Function]] = {
     "saved_hooks": _saved_hooks,
     "functorch": _functorch,
@@ -388,6 +404,7 @@ _READERS: dict[str, Callable[[Any, dict[str, Any], Any], Function]] = {
     "subclass": _subclass,
     "spec": _spec,
     "opaque": _opaque,
+    "cow": _copy_on_write,
     "from_numpy": lambda encoded, f_globals, twins: _from_numpy,
     "dataclass_fields": lambda encoded, f_globals, twins: dataclasses.fields,
 }

@@ -24,7 +24,7 @@ typedef struct {
 /* The methods a tape may call, guard_tape.c; the array ends with a NULL name. */
 extern const method_info guard_methods[];
 
-enum { GUARD_METHODS = 60, GUARD_MAX_ARGUMENTS = 10 };
+enum { GUARD_METHODS = 59, GUARD_MAX_ARGUMENTS = 10 };
 
 /* One call. Everything is borrowed from the record, which the tape owns. */
 typedef struct {

@@ -485,7 +485,7 @@ Plan_bind(PyObject *op, PyObject *args)
 
 PyDoc_STRVAR(Plan_apply_boxed_doc,
              "backward_autograd as a method that binds its instance: the value for\n"
-             "`apply_boxed` of the class of the autograd node.");
+             "`apply_boxed` (or `apply`) of the class of the autograd node.");
 
 static PyObject *
 Plan_get_apply_boxed(PyObject *op, void *closure)
@@ -527,6 +527,11 @@ plan_bind_torch(PlanObject *self, core_state *state)
             return -1;
         }
     }
+    PyObject *boxed = core_torch(state, "boxed_grads"); /* borrowed */
+    if (boxed == NULL) {
+        return -1;
+    }
+    self->boxed = boxed == Py_True;
     if (!PyType_Check(self->fn[FN_TENSOR])) {
         PyErr_SetString(PyExc_TypeError, "Plan: 'Tensor' is not a type");
         return -1;
@@ -657,10 +662,11 @@ PyDoc_STRVAR(
     "forward_autograd($self, ctx, /, *args)\n--\n\n"
     "forward of the plan's autograd function: run the graph, save for backward.");
 PyDoc_STRVAR(Plan_backward_doc,
-             "backward_autograd($self, ctx, grads, /)\n--\n\n"
+             "backward_autograd($self, ctx, /, *grads)\n--\n\n"
              "backward of the plan's autograd function.\n\n"
-             "*grads* is a list of one gradient (or None) per returned value; it is\n"
-             "emptied, so that each can be freed as soon as the graph has used it.");
+             "*grads*: one gradient (or None) per returned value. Where torch boxes\n"
+             "gradients they come in one list, which is emptied, so that each can be\n"
+             "freed as soon as the graph has used it.");
 
 static PyMethodDef Plan_methods[] = {
     {"bind", Plan_bind, METH_VARARGS, Plan_bind_doc},

@@ -190,6 +190,7 @@ typedef struct {
     char inputs_require_grad;
     char mutates_in_backward;
     char refuse_deterministic;
+    char boxed; /* the engine passes all gradients in one list */
     char donated;
 } PlanObject;
 

@@ -624,6 +624,7 @@ PyObject *
 Plan_backward_autograd(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 {
     PlanObject *self = PLAN_CAST(op);
+    PyObject *grads = NULL;  /* owned */
     PyObject *result = NULL; /* owned */
     if (!self->joint || self->double_backward == NULL || nargs < 1) {
         PyErr_SetString(PyExc_TypeError,
@@ -631,7 +632,7 @@ Plan_backward_autograd(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
                         "bound training plan");
         return NULL;
     }
-    if (nargs != 2 || !PyList_Check(args[1])) {
+    if (self->boxed && (nargs != 2 || !PyList_Check(args[1]))) {
         PyErr_Format(
             PyExc_AssertionError,
             "Compiled backward expects grads as a single mutable list argument, "
@@ -640,11 +641,25 @@ Plan_backward_autograd(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
             nargs - 1);
         return NULL;
     }
-    PyObject *prior = PyObject_CallOneArg(self->fn[FN_SET_EVAL_FRAME], Py_None);
-    if (prior == NULL) {
+    if (self->boxed) {
+        grads = Py_NewRef(args[1]);
+    }
+    else {
+        grads = PyList_New(nargs - 1);
+        for (Py_ssize_t i = 1; grads != NULL && i < nargs; i++) {
+            PyList_SET_ITEM(grads, i - 1, Py_NewRef(args[i]));
+        }
+    }
+    if (grads == NULL) {
         return NULL;
     }
-    PyObject *list = plan_backward_args(self, args[0], args[1]); /* owned */
+    PyObject *prior = PyObject_CallOneArg(self->fn[FN_SET_EVAL_FRAME], Py_None);
+    if (prior == NULL) {
+        Py_DECREF(grads);
+        return NULL;
+    }
+    PyObject *list = plan_backward_args(self, args[0], grads); /* owned */
+    Py_DECREF(grads);
     if (list != NULL) {
         result = plan_dispatch_backward(self, args[0], list);
     }

@@ -51,6 +51,11 @@ def _encode_count(cells: dict[str, Any]) -> Encoded:
     return ("count", encode(start), encode(step))
 
 
+@_function("COW_TENSOR_MATCH.<locals>.guard_fn")
+def _encode_copy_on_write(cells: dict[str, Any]) -> Encoded:
+    return ("cow", cells["expected"])
+
+
 @_function("TENSOR_SUBCLASS_METADATA_MATCH.<locals>.metadata_checker")
 def _encode_subclass(cells: dict[str, Any]) -> Encoded:
     try:

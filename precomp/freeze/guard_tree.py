@@ -67,6 +67,7 @@ LEAVES: dict[str, str] = {
     "add_set_contains_guard": "kkwu",
     "add_dual_level_match_guard": "kwu",
     "add_dimension_marking_guard": "kkkwu",
+    "add_dynamic_indices_guard": "kwu",
     "add_mapping_keys_guard": "kwu",
     "add_fake_script_type_match_guard": "kiwu",
     "add_tensor_match_guard": "tkkkwukk",
@@ -78,8 +79,7 @@ LEAVES: dict[str, str] = {
 # Recorded only to be refused by name.
 REFUSED: dict[str, str] = {
     "global_weakref_manager": "weak reference to a global object (a compiled optimizer step)",
-    "mark_tag_safe": "recursive dict tags (use_recursive_dict_tags_for_guards)",
-    "mark_tag_safe_root": "recursive dict tags (use_recursive_dict_tags_for_guards)",
+    "set_local_state": "guards that torch loaded from a package",
     "install_symbolic_shape_guard": "C++ shape guards (enable_cpp_symbolic_shape_guards)",
 }
 
@@ -93,9 +93,11 @@ RELATIONS = (
 QUERIES = frozenset(
     "_pybind11_conduit_v1_ attach_compile_id check check_verbose clone_manager fail_count "
     "get_accessors get_child_managers get_epilogue_lambda_guards get_key_value_managers "
-    "get_leaf_guards get_source get_type_of_guarded_value has_no_accessors "
+    "get_leaf_guards get_local_state get_source get_type_of_guarded_value has_no_accessors "
     "has_object_aliasing_guard is_guarded_value_immutable "
-    "is_recursive_dict_tag_matching_disabled is_tag_safe is_tag_safe_root".split()
+    "is_recursive_dict_tag_matching_disabled is_tag_safe is_tag_safe_root "
+    # Where torch may skip guards that held before: a rebuilt tree checks them all.
+    "mark_tag_safe mark_tag_safe_root".split()
 )
 
 # Functions whose text torch makes of an object id, by tag.

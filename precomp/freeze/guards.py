@@ -154,8 +154,7 @@ class GuardRecorder:
     def _refuse(self, name: str, manager: Any) -> None:
         if self._notes():
             tree, node = self._tree(manager)
-            where = "" if name.startswith("mark") else f"{tree.source(node)}: "
-            tree.problems.append(f"{where}{REFUSED[name]}")
+            tree.problems.append(f"{tree.source(node)}: {REFUSED[name]}")
 
     def _manager(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
         if not self._notes():

@@ -99,7 +99,7 @@ def _refuse(graph: Any) -> None:
         raise Unsupported(f"torchbind constants: {', '.join(sorted(graph.torchbind_constants))}")
     if graph.opaque_value_type_classes:
         raise Unsupported(f"opaque types: {', '.join(sorted(graph.opaque_value_type_classes))}")
-    if graph.inputs_to_check or graph._defers_input_alignment:
+    if graph.inputs_to_check or getattr(graph, "_defers_input_alignment", False):
         raise Unsupported("inputs whose alignment must be checked")
     if graph._wrap_compiled_regions:
         raise Unsupported("torch._inductor.config.wrap_inductor_compiled_regions")

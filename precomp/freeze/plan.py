@@ -76,8 +76,11 @@ Split only (DDPOptimizer cuts one Dynamo graph into several):
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import operator
 import threading
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -183,8 +186,11 @@ class PlanRecorder:
 
         def call_user_compiler(graph: Any, gm: Any, example_inputs: Any) -> Any:
             name, reasons = _backend(graph.compiler_fn, api)
-            if graph.torch_function_subclass_inlined:
-                reasons.append("__torch_function__ of a tensor subclass was inlined")
+            reasons += [
+                reason
+                for field, reason in torch_api.tables().GRAPH_REFUSED.items()
+                if getattr(graph, field)
+            ]
             if graph.shape_env is not None and getattr(graph.shape_env, "specializations", None):
                 reasons.append("mark_dynamic with specialize_on")
             if any(isinstance(x, (list, tuple, dict)) for x in example_inputs):
@@ -226,10 +232,15 @@ class PlanRecorder:
         autograd = api.AOTDispatchAutograd.post_compile
         runtime = api.RuntimeWrapper.post_compile
 
-        def post_compile_autograd(spec: Any) -> Any:
+        signature = inspect.signature(autograd)
+
+        def post_compile_autograd(*args: Any, **kwargs: Any) -> Any:
             source = self._current()
             if source is None:
-                return autograd(spec)
+                return autograd(*args, **kwargs)
+            # One argument, an object with fields; torch 2.11: all of them as arguments.
+            bound = signature.bind(*args, **kwargs)
+            spec = bound.arguments.get("spec") or types.SimpleNamespace(**bound.arguments)
             plan = PlanSource("training", spec.fw_metadata, spec.aot_config)
             plan.disable_autocast = bool(spec.disable_amp)
             plan.detach = tuple(spec.indices_of_inps_to_detach)
@@ -240,13 +251,21 @@ class PlanRecorder:
             plan.fw = source.take(False)
             if spec.compiled_bw_func is not None:
                 plan.bw = source.take(True)
-            elif spec.bw_compiler is not None:
-                spec.bw_compiler = self._lazy_backward(plan, spec.bw_compiler, source.backend)
+            elif hasattr(spec, "bw_compiler"):
+                if spec.bw_compiler is not None:
+                    spec.bw_compiler = self._lazy_backward(plan, spec.bw_compiler, source.backend)
+            elif spec.aot_config.bw_compiler is not None:
+                bound.arguments["aot_config"] = dataclasses.replace(
+                    spec.aot_config,
+                    bw_compiler=self._lazy_backward(
+                        plan, spec.aot_config.bw_compiler, source.backend
+                    ),
+                )
             source.graphs.clear()
             source.plans.append(plan)
             self._local.in_autograd = True
             try:
-                return autograd(spec)
+                return autograd(*bound.args, **bound.kwargs)
             finally:
                 self._local.in_autograd = False
 
@@ -446,7 +465,7 @@ def _aligned(graph: Any) -> tuple[tuple[int, bool], ...]:
     return tuple(
         (int(i), i in mutated)
         for i in graph.inputs_to_check
-        if not graph._defers_input_alignment or i in mutated
+        if not getattr(graph, "_defers_input_alignment", False) or i in mutated
     )
 
 
@@ -458,18 +477,14 @@ def plan_reasons(plan: PlanSource, backend: str) -> list[str]:
     metas = (*md.subclass_inp_meta, *md.subclass_fw_graph_out_meta, *md.subclass_tangent_meta)
     if plan.subclass or any(isinstance(meta, subclass_meta) for meta in metas):
         reasons.append("tensor subclass inputs or outputs")
-    if md.act_input_indices:
-        reasons.append("inputs that are AsyncCollectiveTensor")
-    if md.tokens or md.num_backward_tokens:
-        reasons.append("effect tokens")
-    if md.is_rng_op_functionalized:
-        reasons.append("functionalized RNG (torch._functorch.config.functionalize_rng_ops)")
-    if md.num_graphsafe_rng_states:
-        reasons.append("graph-safe RNG states")
-    if md.num_opaque_objects_saved_for_bw:
-        reasons.append("opaque objects saved for backward")
-    if any(stream is not None for stream in md.mutated_inp_stream_indices or ()):
-        reasons.append("mutated inputs on user streams")
+    tables = torch_api.tables()
+    for fields, values in (
+        (tables.METADATA_REFUSED, [md]),
+        (tables.INPUT_REFUSED, md.input_info),
+    ):
+        for field, reason in fields.items():
+            if any(_is_set(getattr(value, field)) for value in values):
+                reasons.append(reason)
     if plan.backward_state:
         reasons.append("BackwardState (backward hooks in the graph)")
     if plan.num_params:
@@ -477,6 +492,12 @@ def plan_reasons(plan: PlanSource, backend: str) -> list[str]:
     if plan.fw is None:
         reasons.append(f"backend {backend!r}: the forward graph is not Inductor's")
     return reasons
+
+
+def _is_set(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(item is not None for item in value)
+    return bool(value)
 
 
 def plan_record(plan: PlanSource) -> dict[str, Any]:
@@ -539,7 +560,7 @@ def _training(plan: PlanSource) -> dict[str, Any]:
         for k, info in enumerate(md.output_info)
         if info.output_type.name in _DIFFERENTIABLE
         and issubclass(info.raw_type, torch.Tensor)
-        and info.requires_grad_for_backward
+        and getattr(info, torch_api.tables().TANGENT_FIELD)
     ]
     tangents += range(n_mutated + n_outputs, n_mutated + n_outputs + md.num_intermediate_bases)
     if len(tangents) != len(md.subclass_tangent_meta):

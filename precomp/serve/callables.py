@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import inspect
 import os
+import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from precomp import _core
+from precomp import _core, torch_api
 from precomp.serve import standin
 from precomp.serve.frame import runtime
 
@@ -21,18 +22,27 @@ _EXTERNAL = os.path.join(_TORCH, "_dynamo", "external_utils.py")
 _FX = os.path.join(_TORCH, "fx", "graph_module.py")
 _ONNX = os.path.join(_TORCH, "onnx", "_internal", "fx", "dynamo_graph_extractor.py")
 _ENTRY_NAMES = ("_call_impl", "_wrapped_call_impl", "_lazy_forward")
+_BEHAVIOUR = torch_api.tables().BEHAVIOUR
 _AS_IT_IS = frozenset({_FX, _ONNX, _EXTERNAL})
 
 
 def innermost(fn: Any) -> Any:
     """The callable below wrappers of torch.compile, torch's or ours."""
-    while hasattr(fn, "_torchdynamo_orig_callable") and getattr(
-        fn, "_torchdynamo_wrapper_id", None
+    while _own(fn, "_torchdynamo_orig_callable") is not None and _own(
+        fn, "_torchdynamo_wrapper_id"
     ) == id(fn):
         fn = fn._torchdynamo_orig_callable
         if not callable(fn):
             raise AssertionError(f"A callable function is expected, but {type(fn)} is provided.")
     return fn
+
+
+def _own(fn: Any, name: str) -> Any:
+    """An attribute, without running a ``__getattr__`` of the user."""
+    try:
+        return object.__getattribute__(fn, name)
+    except AttributeError:
+        return None
 
 
 def skipped(fn: Any) -> bool:
@@ -50,9 +60,19 @@ def skipped(fn: Any) -> bool:
     return code.co_filename.startswith(_TORCH) and _core.code_digest(code) not in run.by_key
 
 
+def _forward_is_skipped(call: Any) -> bool:
+    module = getattr(call, "__self__", None)
+    if not isinstance(module, torch.nn.Module):
+        return False
+    return isinstance(module.forward, types.MethodType) and skipped(module.forward)
+
+
 def with_frame(fn: Callable[..., Any]) -> Callable[..., Any]:
     """*fn*, or a Python function around it where torch adds one, to have a frame to convert."""
-    if getattr(fn, "__name__", "") in _ENTRY_NAMES:
+    name = getattr(fn, "__name__", "")
+    if name in _ENTRY_NAMES and not (
+        name == "_call_impl" and "module_call" in _BEHAVIOUR and _forward_is_skipped(fn)
+    ):
         return fn
     try:
         filename = inspect.getsourcefile(fn)
@@ -60,7 +80,8 @@ def with_frame(fn: Callable[..., Any]) -> Callable[..., Any]:
         filename = None
     if filename in _AS_IT_IS:
         return fn
-    if (filename is None and not inspect.isfunction(fn)) or skipped(fn):
+    sourceless = filename is None and not ("exec" in _BEHAVIOUR and inspect.isfunction(fn))
+    if sourceless or skipped(fn):
         return external_utils().wrap_inline(fn)  # type: ignore[no-any-return]
     return fn
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import os
 import sys
@@ -13,7 +14,7 @@ import torch
 
 from precomp import _core, backends, torch_api
 from precomp.serve import standin
-from precomp.serve.compiler import Compiler, Settings, dynamo_config, follow
+from precomp.serve.compiler import DEFAULTS, Compiler, Settings, dynamo_config, follow
 from precomp.serve.frame import runtime
 
 # Settings of torch._dynamo.config that change what torch.compile makes, and their usual values.
@@ -30,9 +31,8 @@ _compilers: dict[Any, Compiler] = {}
 
 def default_backend() -> Any:
     """torch's default backend; only its compiler can have been told another one."""
-    if standin.is_real():
-        return torch_api.compiler().default_backend()
-    return "inductor"
+    asked = torch_api.compiler().default_backend if standin.is_real() else None
+    return "inductor" if asked is None else asked()
 
 
 def _key(value: Any) -> Any:
@@ -46,7 +46,7 @@ def _key(value: Any) -> Any:
 
 def _compiler(arguments: dict[str, Any]) -> Compiler:
     settings = Settings(
-        arguments["mode"], arguments["options"], arguments["dynamic"], arguments["name"]
+        arguments["mode"], arguments["options"], arguments["dynamic"], arguments.get("name")
     )
     options = arguments["options"]
     arguments = {**arguments, "options": dict(options.items()) if options else None}
@@ -68,6 +68,14 @@ def _bisecting() -> bool:
     )
 
 
+def _has_spec(model: Any) -> bool:
+    """Whether dynamic shapes are declared on the function, or on the module's ``forward``."""
+    attribute = torch_api.tables().SHAPES_ATTRIBUTE
+    if isinstance(model, torch.nn.Module):
+        model = model.forward
+    return attribute is not None and getattr(model, attribute, None) is not None
+
+
 def _ignored() -> bool:
     """Whether torch.compile compiles nothing in this process."""
     if os.environ.get("TORCHDYNAMO_DISABLE", "") == "1":
@@ -86,14 +94,13 @@ def compile(
     name: str | None = None,
     disable: bool = False,
     recompile_limit: int | None = None,
-    isolate_recompiles: bool = False,
-    shapes_spec: Any = None,
+    **others: Any,
 ) -> Any:
     """``torch.compile`` of a prepared process; same arguments, same results, same errors.
 
-    Calls that precomp cannot serve (another backend, ``isolate_recompiles``, ``shapes_spec``, guard
-    filters, an active export, scripted modules, unusual settings of torch._dynamo.config) go to
-    torch's own function.
+    Calls that precomp cannot serve (another backend, arguments beyond those here, guard filters, an
+    active export, scripted modules, unusual settings of torch._dynamo.config) go to torch's own
+    function.
     """
     arguments: dict[str, Any] = {
         "fullgraph": fullgraph,
@@ -103,20 +110,15 @@ def compile(
         "name": name,
         "recompile_limit": recompile_limit,
     }
+    arguments = {argument: arguments[argument] for argument in DEFAULTS}
     if backend is None:
         backend = default_backend()
-    others: dict[str, Any] = {
-        "backend": backend,
-        "disable": disable,
-        "isolate_recompiles": isolate_recompiles,
-        "shapes_spec": shapes_spec,
-    }
     if model is None:
 
         def fn(model: Callable[..., Any]) -> Any:
             if model is None:
                 raise RuntimeError("Model can't be None")
-            return torch.compile(model, **arguments, **others)
+            return torch.compile(model, backend=backend, disable=disable, **arguments, **others)
 
         return fn
     if mode is not None and options is not None:
@@ -126,8 +128,8 @@ def compile(
     config = dynamo_config()
     if (
         backend != "inductor"
-        or isolate_recompiles
-        or shapes_spec is not None
+        or any(value is not None and value is not False for value in others.values())
+        or _has_spec(model)
         or (isinstance(options, dict) and {"guard_filter_fn", "use_aoti"} & options.keys())
         or torch.compiler.is_exporting()
         or isinstance(model, torch.jit.ScriptModule)
@@ -135,7 +137,7 @@ def compile(
         or (config.suppress_errors and config.fail_on_recompile_limit_hit)
         or any(getattr(config, setting) != usual for setting, usual in _USUAL_CONFIG)
     ):
-        return _original(model, **arguments, **others)
+        return _original(model, backend=backend, disable=disable, **arguments, **others)
     compiler = _compiler(arguments)
     if disable or _ignored():
         if not callable(model):
@@ -161,35 +163,18 @@ def _original(*args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-def _entry(
-    model=None,  # type: ignore[no-untyped-def]
-    *,
-    fullgraph=False,
-    dynamic=None,
-    backend="inductor",
-    mode=None,
-    options=None,
-    name=None,
-    disable=False,
-    recompile_limit=None,
-    isolate_recompiles=False,
-    shapes_spec=None,
-):
-    from precomp.serve.compile import compile as served
-
-    return served(
-        model,
-        fullgraph=fullgraph,
-        dynamic=dynamic,
-        backend=backend,
-        mode=mode,
-        options=options,
-        name=name,
-        disable=disable,
-        recompile_limit=recompile_limit,
-        isolate_recompiles=isolate_recompiles,
-        shapes_spec=shapes_spec,
+def _entry() -> types.CodeType:
+    """Code with the arguments of the running torch's ``torch.compile`` that calls ours."""
+    code = torch.compile.__code__
+    names = code.co_varnames[1 : 1 + code.co_kwonlyargcount]
+    text = (
+        f"def compile(model=None, *, {', '.join(names)}):\n"
+        "    from precomp.serve.compile import compile as served\n"
+        f"    return served(model, {', '.join(f'{name}={name}' for name in names)})\n"
     )
+    scope: dict[str, Any] = {}
+    exec(builtins.compile(text, __file__, "exec"), scope)
+    return scope["compile"].__code__  # type: ignore[no-any-return]
 
 
 def install() -> None:
@@ -202,7 +187,7 @@ def install() -> None:
     if _saved_code is not None:
         return
     _saved_code = torch.compile.__code__
-    torch.compile.__code__ = _entry.__code__
+    torch.compile.__code__ = _entry()
     if standin.is_real():
         _serve_real_compiler()
     else:

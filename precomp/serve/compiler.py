@@ -21,21 +21,19 @@ from precomp.serve.callables import innermost, with_frame
 from precomp.serve.frame import Runtime, runtime
 from precomp.serve.optimized_module import OptimizedModule, become_instances_of
 
+# The arguments of torch.compile that can be served, with torch's defaults.
+_SERVED = ("fullgraph", "dynamic", "mode", "options", "name", "recompile_limit")
 DEFAULTS: dict[str, Any] = {
-    "fullgraph": False,
-    "dynamic": None,
-    "mode": None,
-    "options": None,
-    "name": None,
-    "recompile_limit": None,
+    name: value for name, value in torch.compile.__kwdefaults__.items() if name in _SERVED
 }
+_BEHAVIOUR = torch_api.tables().BEHAVIOUR
 _api = torch_api.serve()
 _InductorWrapper: Any = _api.InductorWrapper
 _fx = importlib.import_module("torch.fx._symbolic_trace")
 _is_jit_tracing = _api.is_jit_tracing
 _tracing = _api.guards_tls
 _set_count = _api.set_fullgraph_compiled_frame_count
-_set_nested_error = _api.set_fullgraph_error_on_nested_compile
+_set_nested = _api.set_fullgraph_nested_compile
 
 # What holds torch's current stance: the real torch._dynamo.eval_frame once it is there. A stance
 # other than the default cannot be set before. _plain is a stance known to be the default.
@@ -113,14 +111,11 @@ class Compiler:
             follow()
             real = torch_api.compiler()
             arguments = self.arguments
-            backend = real.InductorWrapper(
-                arguments["mode"], arguments["options"], arguments["dynamic"], arguments["name"]
-            )
+            backend = real.InductorWrapper(**_some(arguments, "mode", "options", "dynamic", "name"))
             self._context = real.optimize(
                 backend=backend,
                 nopython=self.fullgraph,
-                dynamic=arguments["dynamic"],
-                recompile_limit=arguments["recompile_limit"],
+                **_some(arguments, "dynamic", "recompile_limit"),
             )
         return self._context
 
@@ -164,6 +159,8 @@ class Compiler:
         return result
 
     def _wrap(self, fn: Any) -> Any:
+        if isinstance(fn, staticmethod) and "staticmethod" in _BEHAVIOUR:
+            return staticmethod(self(fn.__func__))
         fn = innermost(fn)
         if isinstance(fn, torch.nn.Module):
             if isinstance(fn, torch.fx.GraphModule):
@@ -236,7 +233,8 @@ class Compiler:
         wrapper._torchdynamo_inline = fn
         wrapper._torchdynamo_orig_callable = fn
         wrapper._torchdynamo_wrapper_id = id(wrapper)
-        wrapper._isolate_recompiles_id = -1
+        if "isolate_recompiles" in torch.compile.__kwdefaults__:
+            wrapper._isolate_recompiles_id = -1
         if hasattr(wrapper, "get_compiler_config"):
             raise AssertionError("compile_wrapper already has a get_compiler_config attribute")
         wrapper.get_compiler_config = self.config
@@ -254,10 +252,9 @@ class Compiler:
 
     def _whole(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call with ``fullgraph=True``: an error when nothing compiled ran."""
-        nested = _set_nested_error(
-            dynamo_config().error_on_dynamo_callback_in_fullgraph_compiled_code
-        )
-        counting = _set_count(0) < 0
+        raises = dynamo_config().error_on_dynamo_callback_in_fullgraph_compiled_code
+        nested = _set_nested(_api.nested_compile_raises if raises else _api.nested_compile_skips)
+        counting = _set_count is not None and _set_count(0) < 0
         real = _watch if standin.is_real() else None
         if counting and real is not None:
             real.reset_skip_reasons()
@@ -281,7 +278,7 @@ class Compiler:
                 raise RuntimeError(message)
             return result
         finally:
-            _set_nested_error(nested)
+            _set_nested(nested)
             if counting:
                 _set_count(-1)
                 if real is not None:
@@ -293,7 +290,8 @@ class Compiler:
         if context is not None:
             if context.fake_mode is not None and context.fake_mode.in_kernel_invocation:
                 return _call(None, fn, args, kwargs)
-            if torch.compiler.is_exporting() and not dynamo_config().force_compile_during_fx_trace:
+            aside = torch.compiler.is_exporting() or _nested_is_eager()
+            if aside and not dynamo_config().force_compile_during_fx_trace:
                 utils = importlib.import_module("torch._higher_order_ops.utils")
                 if not utils._in_hop_compile():
                     return _call(None, fn, args, kwargs)
@@ -350,6 +348,16 @@ class Compiler:
         # Compiled code in torch's cache belongs to the server.
         callback._torchdynamo_orig_backend = self.server  # type: ignore[attr-defined]
         return callback
+
+
+def _nested_is_eager() -> bool:
+    """Whether torch's compiler runs code of the user to learn about it."""
+    asks = torch_api.compiler().is_eager_on_nested_compile if standin.is_real() else None
+    return asks is not None and asks()
+
+
+def _some(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: arguments[name] for name in names if name in arguments}
 
 
 def _call(callback: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -409,6 +417,7 @@ for _function in (
     Compiler._whole,
     Compiler._unusual,
     Compiler._served_or,
+    _nested_is_eager,
     _call,
     _shortens,
     _raise_shortened,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 import warnings
 import weakref
@@ -52,7 +53,7 @@ class OptimizedModule(torch.nn.Module):
             self.forward = self.dynamo_ctx(external_utils().wrap_inline(mod))
         else:
             self.forward = self.dynamo_ctx(mod.__call__)
-        if hasattr(mod, "_initialize_hook"):
+        if inspect.getattr_static(mod, "_initialize_hook", None) is not None:
             self._forward = self.forward
             self.forward = self._call_lazy_check
 

@@ -142,8 +142,9 @@ def _bind_function(plan: Any) -> None:
         def _compiled_autograd_key(ctx: Any) -> tuple[Any, ...]:
             return _compiled_autograd_key(ctx)
 
-    # The engine calls the node's apply_boxed: without this, two Python frames per backward.
-    CompiledFunction._backward_cls.apply_boxed = plan.apply_boxed  # type: ignore[attr-defined]
+    # The engine calls it at the node: without this, two Python frames per backward.
+    entry = "apply_boxed" if torch_api.serve().boxed_grads else "apply"
+    setattr(CompiledFunction._backward_cls, entry, plan.apply_boxed)  # type: ignore[attr-defined]
     base = torch_api.serve().FunctionBase.__dict__["apply"]
     plan.bind(
         CompiledFunction,

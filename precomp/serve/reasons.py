@@ -73,7 +73,7 @@ _CHECK_TENSOR = re.compile(
     re.DOTALL,
 )
 _NOT_TENSOR = re.compile(
-    r"^expected type of '(?P<source>.+)' to be a tensor type, ' but found (?P<found>.+)$",
+    r"^expected type of '(?P<source>.+)' to be .+, '? ?but found (?P<found>.+)$",
     re.DOTALL,
 )
 _CONTAINS = re.compile(
@@ -87,7 +87,9 @@ _TYPE = re.compile(r"^___check_type_id\((?P<source>.+), ID\), type=(?P<expected>
 _OBJECT = re.compile(
     r"^_{2,3}check_obj_id\((?P<source>.+), ID\)(?:, type=(?P<expected>.+))?$", re.DOTALL
 )
-_LENGTH = re.compile(r"^len\((?P<source>.+)\) [!=]= (?P<expected>\d+)$", re.DOTALL)
+_LENGTH = re.compile(
+    r"^(?:(?:frozen)?set\.__)?len(?:__)?\((?P<source>.+)\) [!=]= (?P<expected>\d+)$", re.DOTALL
+)
 _EMPTY = re.compile(r"^not (?P<source>[LG]\[.+)$", re.DOTALL)
 _NONE = re.compile(r"^(?P<source>[LG]\[.+?) is (?P<expected>None|not None)$", re.DOTALL)
 _EQUALS = re.compile(r"^(?P<source>[LG]\[.*?) == (?P<expected>.+)$", re.DOTALL)

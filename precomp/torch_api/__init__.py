@@ -1,7 +1,8 @@
 """Every private name of torch that precomp relies on, checked before it is used.
 
-One file per supported torch minor holds the tables ``SERVE``, ``COMPILER`` and ``CAPTURE``: own
-name -> ``"module:attribute.path"``. ``serve()`` imports torch core only, the others its compiler.
+``common.py`` holds the tables ``SERVE``, ``COMPILER`` and ``CAPTURE`` (own name ->
+``"module:attribute.path"``) and those of the stand-in; one file per supported torch minor holds
+what differs there. ``serve()`` imports torch core only, the others its compiler.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from precomp.errors import PrecompError
 
-SUPPORTED = {"2.13": "v2_13"}
+SUPPORTED = {"2.11": "v2_11", "2.13": "v2_13", "2.14": "v2_14"}
 
 
 def _version() -> str:
@@ -23,13 +24,35 @@ def _version() -> str:
 
 
 def tables() -> Any:
-    """The module of tables for the running torch. Raises PrecompError on an unknown version."""
+    """The tables for the running torch. Raises PrecompError on an unknown version."""
     version = _version()
     minor = ".".join(version.split(".")[:2])
     if minor not in SUPPORTED:
         known = ", ".join(sorted(SUPPORTED))
         raise PrecompError(f"precomp: torch {version} is not supported (supported: {known})")
-    return importlib.import_module(f"precomp.torch_api.{SUPPORTED[minor]}")
+    return tables_of(minor)
+
+
+@functools.cache
+def tables_of(minor: str) -> SimpleNamespace:
+    """The tables of a supported minor: the common ones with what its own file changes.
+
+    A dict of the version's file changes single items of the common one, None taking an item away;
+    anything else replaces it.
+    """
+    common = importlib.import_module("precomp.torch_api.common")
+    own = importlib.import_module(f"precomp.torch_api.{SUPPORTED[minor]}")
+    found: dict[str, Any] = {}
+    for name in sorted({*vars(common), *vars(own)}):
+        if not name.isupper():
+            continue
+        base, changed = getattr(common, name, None), getattr(own, name, None)
+        if isinstance(changed, dict):
+            merged = {**(base or {}), **changed}
+            found[name] = {key: value for key, value in merged.items() if value is not None}
+        else:
+            found[name] = base if changed is None else changed
+    return SimpleNamespace(**found)
 
 
 def _resolve(table: dict[str, str]) -> dict[str, Any]:
