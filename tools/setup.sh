@@ -130,17 +130,18 @@ assert sys.version_info[:2] == (3, $minor)" 2>/dev/null; then
     done
 }
 
-# An environment in the environment, with the newest torch that the gate knows. A few gigabytes.
-install_torch_214() {
-    VENV_214=$VENV/torch-2.14
-    [ -x "$VENV_214/bin/python" ] || "$VENV/bin/python" -m venv "$VENV_214" || return 1
-    # shellcheck disable=SC2086
-    "$VENV_214/bin/python" -m pip install --quiet --disable-pip-version-check \
-        ${PRECOMP_PIP_ARGS:-} "torch==2.14.1" numpy "setuptools>=77" "pytest>=8" pytest-timeout \
-        pytest-xdist || {
-        echo "torch 2.14.1 cannot be installed here" >&2
+# An environment in the environment, OTHER, with that version of torch and precomp. A few gigabytes.
+# PRECOMP_TORCH_PYTHON names the interpreter to make it with.
+install_torch() {
+    OTHER=$VENV/torch-$1
+    [ -x "$OTHER/bin/python" ] ||
+        "${PRECOMP_TORCH_PYTHON:-$VENV/bin/python}" -m venv "$OTHER" || return 1
+    VENV=$OTHER pip_install "torch==$1" numpy "setuptools>=77" wheel "pytest>=8" pytest-timeout \
+        pytest-xdist hypothesis "transformers==5.24.0" || {
+        echo "torch $1 cannot be installed here" >&2
         return 1
     }
+    VENV=$OTHER build_precomp
 }
 
 # Build the checkout into DIRECTORY, or into the environment. Objects of other builds are not reused.

@@ -23,9 +23,8 @@ from precomp.serve.optimized_module import OptimizedModule, become_instances_of
 
 # The arguments of torch.compile that can be served, with torch's defaults.
 _SERVED = ("fullgraph", "dynamic", "mode", "options", "name", "recompile_limit")
-DEFAULTS: dict[str, Any] = {
-    name: value for name, value in torch.compile.__kwdefaults__.items() if name in _SERVED
-}
+_ARGUMENTS: dict[str, Any] = torch.compile.__kwdefaults__ or {}
+DEFAULTS = {name: value for name, value in _ARGUMENTS.items() if name in _SERVED}
 _BEHAVIOUR = torch_api.tables().BEHAVIOUR
 _api = torch_api.serve()
 _InductorWrapper: Any = _api.InductorWrapper
@@ -233,7 +232,7 @@ class Compiler:
         wrapper._torchdynamo_inline = fn
         wrapper._torchdynamo_orig_callable = fn
         wrapper._torchdynamo_wrapper_id = id(wrapper)
-        if "isolate_recompiles" in torch.compile.__kwdefaults__:
+        if "isolate_recompiles" in _ARGUMENTS:
             wrapper._isolate_recompiles_id = -1
         if hasattr(wrapper, "get_compiler_config"):
             raise AssertionError("compile_wrapper already has a get_compiler_config attribute")

@@ -1,8 +1,8 @@
 """What the supported versions of torch have in common.
 
-``SERVE``, ``COMPILER`` and ``CAPTURE``: own name -> ``"module:attribute.path"``. ``STANDIN_*``: what
-``precomp.serve.standin`` answers without importing Dynamo (docs/standin.md). The file of a version,
-such as ``v2_13.py``, holds the tables that differ there.
+``SERVE``, ``COMPILER`` and ``CAPTURE``: own name -> ``"module:attribute.path"``. ``STANDIN_*``:
+what ``precomp.serve.standin`` answers without importing Dynamo (docs/standin.md). The file of a
+version, such as ``v2_14.py``, holds the tables that differ there.
 """
 
 from __future__ import annotations

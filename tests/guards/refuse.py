@@ -77,15 +77,6 @@ def cpp_shape_guards() -> dict[str, Any]:
 
 
 @case
-def recursive_dict_tags() -> dict[str, Any]:
-    return {
-        "function": programs.MLP(),
-        "arguments": (torch.ones(4, 16),),
-        "config": {"use_recursive_dict_tags_for_guards": True},
-    }
-
-
-@case
 def tensors_without_fast_path() -> dict[str, Any]:
     return {
         "function": twice,
@@ -263,6 +254,17 @@ def rejected_frame(recording: harness.Recording) -> str:
     return ""
 
 
+def recursive_dict_tags(recording: harness.Recording) -> str:
+    """torch may skip guards under a module by its tag; the rebuilt tree has them all."""
+    program = programs.PROGRAMS["mlp"]()
+    with torch._dynamo.config.patch(use_recursive_dict_tags_for_guards=True):
+        manager, record, _ = harness.compile_and_record(recording, program)
+    nodes = [manager.root]
+    for node in nodes:
+        nodes += node.get_child_managers()
+    return f"tags: {any(node.is_tag_safe_root() for node in nodes)}"
+
+
 def late_tree() -> str:
     """Guards built before the recorder was in place."""
     seen = []
@@ -290,6 +292,7 @@ def main() -> None:
     for name, make in CASES.items():
         results[name] = run(recording, make())
     results["unrecorded_guard"] = unrecorded_guard(recording)
+    results["recursive_dict_tags"] = recursive_dict_tags(recording)
     results["rejected_frame"] = rejected_frame(recording)
     recording.close()
     print(json.dumps(results))

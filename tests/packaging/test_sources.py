@@ -185,17 +185,10 @@ def test_serving_imports_nothing_of_the_compiler(room):
 
 
 def test_the_names_for_serving_are_of_torch_core():
-    from precomp.torch_api import SUPPORTED
+    from precomp.torch_api import SUPPORTED, tables_of
 
-    for file in SUPPORTED.values():
-        tree = ast.parse((ROOT / "precomp" / "torch_api" / f"{file}.py").read_text())
-        (table,) = (
-            node.value
-            for node in tree.body
-            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "SERVE"
-        )
-        names = ast.literal_eval(table)
-        homes = {address.partition(":")[0] for address in names.values()}
+    for minor in SUPPORTED:
+        homes = {address.partition(":")[0] for address in tables_of(minor).SERVE.values()}
         assert homes
         assert {home for home in homes if under(home, COMPILER)} == set()
 
