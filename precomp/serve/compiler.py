@@ -28,7 +28,8 @@ DEFAULTS = {name: value for name, value in _ARGUMENTS.items() if name in _SERVED
 _BEHAVIOUR = torch_api.tables().BEHAVIOUR
 _api = torch_api.serve()
 _InductorWrapper: Any = _api.InductorWrapper
-_fx = importlib.import_module("torch.fx._symbolic_trace")
+_fx_tracing: Any = _api.fx_tracing
+_FX_FLAG = torch_api.tables().FX_TRACING_FLAG
 _is_jit_tracing = _api.is_jit_tracing
 _tracing = _api.guards_tls
 _set_count = _api.set_fullgraph_compiled_frame_count
@@ -201,7 +202,7 @@ class Compiler:
             @functools.wraps(fn)
             def compile_wrapper(*args: Any, **kwargs: Any) -> Any:
                 if (
-                    _fx._is_fx_tracing_flag
+                    _fx_tracing.__dict__.get(_FX_FLAG)
                     or _watch._stance is not _plain
                     or _is_jit_tracing()
                     or _tracing.__dict__.get("tracing_context") is not None
@@ -215,7 +216,7 @@ class Compiler:
             @functools.wraps(fn)
             def compile_wrapper(*args: Any, **kwargs: Any) -> Any:
                 if (
-                    _fx._is_fx_tracing_flag
+                    _fx_tracing.__dict__.get(_FX_FLAG)
                     or _watch._stance is not _plain
                     or _is_jit_tracing()
                     or _tracing.__dict__.get("tracing_context") is not None
@@ -294,7 +295,7 @@ class Compiler:
                 utils = importlib.import_module("torch._higher_order_ops.utils")
                 if not utils._in_hop_compile():
                     return _call(None, fn, args, kwargs)
-        if _fx.is_fx_symbolic_tracing() and not dynamo_config().force_compile_during_fx_trace:
+        if _api.is_fx_symbolic_tracing() and not dynamo_config().force_compile_during_fx_trace:
             if dynamo_config().error_on_nested_fx_trace:
                 raise RuntimeError(
                     "Detected that you are using FX to symbolically trace "

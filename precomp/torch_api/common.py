@@ -26,6 +26,8 @@ SERVE: dict[str, str] = {
     "InductorWrapper": "torch:_TorchCompileInductorWrapper",
     "TracingContext": "torch._guards:TracingContext",
     "guards_tls": "torch._guards:_TLS",
+    "fx_tracing": "torch.fx._symbolic_trace",
+    "is_fx_symbolic_tracing": "torch.fx._symbolic_trace:is_fx_symbolic_tracing",
     "is_jit_tracing": "torch._C:_is_tracing",
     "justknobs_check": "torch._utils_internal:justknobs_check",
     "set_fullgraph_compiled_frame_count": (
@@ -373,6 +375,9 @@ STANDIN_WRITTEN: dict[str, str] = {
 }
 
 # ---------------------------------------------------------------- torch.compile
+
+# In the __dict__ of "fx_tracing": whether torch.fx traces symbolically.
+FX_TRACING_FLAG = "_is_fx_tracing_flag"
 
 # What torch.compile does since some version:
 # "module_call": Module.compile() of a module whose forward is left alone gets a frame around it

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from precomp.torch_api import common
 
+SERVE = {
+    "fx_tracing": "torch.fx._symbolic_trace:_is_fx_tracing_tls",
+}
+
+FX_TRACING_FLAG = "flag"
+
 COMPILER = {
     "is_eager_on_nested_compile": "torch._dynamo.eval_frame:_is_eager_on_nested_compile",
 }
@@ -19,6 +25,13 @@ METADATA_REFUSED = {
 
 INPUT_REFUSED = {
     "mutation_is_shallow_copy_data": "an input whose data is replaced (shallow_copy_data_)",
+}
+
+STANDIN_TAKE = {
+    "torch._dynamo.eval_frame": (
+        *common.STANDIN_TAKE["torch._dynamo.eval_frame"],
+        "_static_getattr",
+    ),
 }
 
 STANDIN_WRITTEN = {
