@@ -152,15 +152,15 @@ def _prepare_group(
     return prepared
 
 
-def _prepare(
+def open_checked(
     path: str | os.PathLike[str],
-    digest: str | None,
-    runtime: str,
-    model: str | os.PathLike[str] | None,
-) -> Prepared:
-    clock = time.perf_counter
-    start = clock()
-    seconds: dict[str, float] = {}
+    digest: str | None = None,
+    model: str | os.PathLike[str] | None = None,
+) -> Artifact:
+    """The artifact *path*, open, if its digest and the binding of *model* are as they should be.
+
+    Needs no torch. Raises as ``prepare`` does.
+    """
     artifact = Artifact.open(path)
     if digest is not None and artifact.digest != digest.removeprefix("sha256:"):
         raise ArtifactCorruptError(
@@ -171,6 +171,19 @@ def _prepare(
         from precomp.binding import require_bound
 
         require_bound(model, artifact)
+    return artifact
+
+
+def _prepare(
+    path: str | os.PathLike[str],
+    digest: str | None,
+    runtime: str,
+    model: str | os.PathLike[str] | None,
+) -> Prepared:
+    clock = time.perf_counter
+    start = clock()
+    seconds: dict[str, float] = {}
+    artifact = open_checked(path, digest, model)
     found = environment.current()
     environment.require_match(artifact.path, artifact.environment, found)
     blobs = artifact.load_all()

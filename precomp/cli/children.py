@@ -13,32 +13,32 @@ import os
 import runpy
 from typing import Any
 
-from precomp.cli.session import Plan, Session
+from precomp.cli.session import Request, Session
 
 VARIABLE = "PRECOMP_RUN"
 MAIN = "precomp.cli.spawned"
 
 
-def share(plan: Plan) -> None:
-    """Let the children of this process be prepared as *plan* says."""
+def share(request: Request) -> None:
+    """Let the children of this process be prepared as *request* says."""
     from multiprocessing import spawn
 
     preparation_data = spawn.get_preparation_data
-    os.environ[VARIABLE] = _describe(plan, None, None)
+    os.environ[VARIABLE] = _describe(request, None, None)
 
     def get_preparation_data(name: str) -> dict[str, Any]:
         data: dict[str, Any] = preparation_data(name)
         module = data.pop("init_main_from_name", None)
         path = data.pop("init_main_from_path", None)
-        os.environ[VARIABLE] = _describe(plan, module, path)
+        os.environ[VARIABLE] = _describe(request, module, path)
         data["init_main_from_name"] = MAIN
         return data
 
     spawn.get_preparation_data = get_preparation_data
 
 
-def _describe(plan: Plan, module: str | None, path: str | None) -> str:
-    return json.dumps({"plan": dataclasses.asdict(plan), "module": module, "path": path})
+def _describe(request: Request, module: str | None, path: str | None) -> str:
+    return json.dumps({"request": dataclasses.asdict(request), "module": module, "path": path})
 
 
 def main_content() -> dict[str, Any]:
@@ -46,8 +46,8 @@ def main_content() -> dict[str, Any]:
     from multiprocessing import util
 
     facts = json.loads(os.environ[VARIABLE])
-    plan = Plan(**facts["plan"] | {"allow": tuple(facts["plan"]["allow"])})
-    session = Session(plan)
+    request = Request(**facts["request"] | {"allow": tuple(facts["request"]["allow"])})
+    session = Session(request)
     session.start()
     if session.gate is not None:
         # A violation that the child's work swallowed is raised before the child ends.

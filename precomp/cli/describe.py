@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections import Counter
 from typing import Any
 
 from precomp import guard_words
-from precomp.artifact import Artifact
+from precomp.artifact import Artifact, Entry
 from precomp.cli import records, source
 from precomp.value_words import of_value
 
@@ -51,11 +52,11 @@ def artifact(opened: Artifact, *, guards: bool = False) -> dict[str, Any]:
     return facts
 
 
-def _frame(opened: Artifact, entry: Any, record: dict[str, Any]) -> dict[str, Any]:
-    try:
+def _frame(opened: Artifact, entry: Entry, record: dict[str, Any]) -> dict[str, Any]:
+    with records.reading(opened, entry):
         found = source.locate(record["module"], record["name"])
         written, resumed = source.original(record["name"])
-        return {
+        facts = {
             "name": record["name"],
             "function": written,
             "resumed_at": resumed,
@@ -66,14 +67,9 @@ def _frame(opened: Artifact, entry: Any, record: dict[str, Any]) -> dict[str, An
             "backend": _backend(record["backend"]),
             "inlined": [_inlined(module, steps) for module, steps, _ in record["inlined"]],
             "plans": [spec[1] for _, spec in record["globals"] if spec[0] == "plan"],
-            "guards": [
-                {"kind": guard.kind, "source": guard.source, "text": guard.text}
-                for guard in guard_words.of_frame(record)
-            ],
+            "guards": [dataclasses.asdict(guard) for guard in guard_words.of_frame(record)],
         }
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        reason = f"not a frame record: {type(error).__name__}: {error}"
-        raise records.broken(opened, entry, reason) from error
+    return facts
 
 
 def _backend(record: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from precomp import data
@@ -29,6 +30,18 @@ def broken(artifact: Artifact, entry: Entry, reason: str) -> ArtifactCorruptErro
     return ArtifactCorruptError(
         f'{artifact.path}: entry {entry.kind} "{entry.name}" (sha256 {entry.digest[:16]}): {reason}'
     )
+
+
+@contextmanager
+def reading(artifact: Artifact, entry: Entry) -> Iterator[None]:
+    """Turns what goes wrong with a record of another form into the error about its entry."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, ArtifactCorruptError):
+            raise
+        reason = f"not a {entry.kind} record: {type(error).__name__}: {error}"
+        raise broken(artifact, entry, reason) from error
 
 
 def frames(artifact: Artifact) -> Iterator[tuple[Entry, dict[str, Any]]]:

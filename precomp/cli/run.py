@@ -15,7 +15,7 @@ from types import CodeType, ModuleType
 from typing import Any, cast
 
 from precomp.cli import FAILURE, USAGE, fail, message
-from precomp.cli.session import Plan, Session
+from precomp.cli.session import Request, Session
 from precomp.errors import CompileViolation, PrecompError
 
 _VALUED = ("--capture", "--prepare", "--allow", "--digest", "--model", "--runtime")
@@ -33,14 +33,14 @@ def main(words: Sequence[str]) -> int:
     if not rest:
         _parser().error("expected a SCRIPT, or -m MODULE")
     try:
-        plan = _plan(options)
+        request = _request(options)
         program = _Program(rest, module)
     except FileNotFoundError as error:
         print(f"precomp: {message(error)}", file=sys.stderr)
         return USAGE
     except (PrecompError, OSError) as error:
         return fail(message(error))
-    return _run(program, plan)
+    return _run(program, request)
 
 
 def _first_of_script(words: Sequence[str]) -> int:
@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _plan(options: argparse.Namespace) -> Plan:
+def _request(options: argparse.Namespace) -> Request:
     usage = _parser().error
     if not (options.capture or options.prepare or options.strict):
         usage("expected --capture, --prepare or --strict")
@@ -97,7 +97,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     for name in ("digest", "model", "runtime"):
         if getattr(options, name) is not None and not options.prepare:
             usage(f"--{name}: only with --prepare")
-    return Plan(
+    return Request(
         capture=None if options.capture is None else capture_target(options.capture),
         prepare=None if options.prepare is None else _absolute(_ranked(options.prepare)),
         strict=options.strict,
@@ -219,8 +219,8 @@ def _code(spec: ModuleSpec) -> CodeType:
 # ------------------------------------------------------------------ running it
 
 
-def _run(program: _Program, plan: Plan) -> int:
-    session = Session(plan)
+def _run(program: _Program, request: Request) -> int:
+    session = Session(request)
     try:
         session.start()
     except (PrecompError, OSError, ValueError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from precomp.errors import CompileViolation, PrecompError
 
 
 @dataclass(frozen=True)
-class Plan:
+class Request:
     """What is asked for; paths are absolute."""
 
     capture: str | None = None
@@ -36,45 +37,49 @@ class Session:
     ``OMP_NUM_THREADS``, counts. Capture and prepare begin at the end of that import.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, request: Request) -> None:
+        self.request = request
         self.gate: Any = None
         self.capture: Any = None
         self.prepared: Any = None
         self.problems: list[str] = []
+        self.pid = os.getpid()
 
     def start(self) -> None:
-        """Check the artifact, enter the gate, wait for torch. Raises what these raise."""
-        plan = self.plan
-        if plan.prepare is not None:
-            from precomp.artifact import Artifact
+        """Check the artifact's file, enter the gate, wait for torch. Raises what these raise."""
+        request = self.request
+        if request.prepare is not None:
+            from precomp._prepare import open_checked
 
-            Artifact.open(plan.prepare).close()  # before the script has run for minutes
-        if plan.strict:
+            open_checked(request.prepare, request.digest, request.model).close()
+        if request.strict:
             from precomp.strict import strict_no_compile
 
-            self.gate = strict_no_compile(allow=plan.allow)
+            self.gate = strict_no_compile(allow=request.allow)
             self.gate.__enter__()
-        if plan.capture is None:
+        if request.capture is None:
             from precomp.cli.children import share
 
-            share(plan)
-        if plan.capture is not None or plan.prepare is not None:
+            share(request)
+        if request.capture is not None or request.prepare is not None:
             after_import("torch", self._torch_is_here)
 
     def _torch_is_here(self) -> None:
-        plan = self.plan
+        request = self.request
         try:
-            if plan.prepare is not None:
+            if request.prepare is not None:
                 from precomp._prepare import prepare
 
                 self.prepared = prepare(
-                    plan.prepare, digest=plan.digest, runtime=plan.runtime, model=plan.model
+                    request.prepare,
+                    digest=request.digest,
+                    runtime=request.runtime,
+                    model=request.model,
                 )
             else:
                 from precomp._capture import capture
 
-                unsupported = "skip" if plan.skip_unsupported else "raise"
+                unsupported = "skip" if request.skip_unsupported else "raise"
                 self.capture = capture(on_unsupported=unsupported)
                 self.capture.__enter__()
         except (PrecompError, OSError) as error:
@@ -92,24 +97,26 @@ class Session:
             except CompileViolation as violation:
                 if violation is not error:
                     self.problems += [f"strict: {each}" for each in self.gate.violations]
+            except PrecompError as failure:
+                self.problems.append(message(failure))
         if self.prepared is not None:
             self._end_prepared()
-        elif self.plan.prepare is not None and not self.problems:
-            fail(f"the script did not import torch: {self.plan.prepare} was not used")
-        if self.plan.capture is not None:
+        elif self.request.prepare is not None and not self.problems:
+            fail(f"the script did not import torch: {self.request.prepare} was not used")
+        if self.request.capture is not None and os.getpid() == self.pid:  # not in a forked child
             self._end_capture(clean, error)
         return self.problems
 
     def _end_prepared(self) -> None:
         missing = self.prepared.coverage().missing
-        if self.plan.report:
+        if self.request.report:
             print(self.prepared.report(), file=sys.stderr)
         elif missing and self.gate is None:
             lines = "".join(f"\n  {name}: {reason}" for name, reason in missing)
-            fail(f"{self.plan.prepare} lacks what torch compiled in this run:{lines}")
+            fail(f"{self.request.prepare} lacks what torch compiled in this run:{lines}")
 
     def _end_capture(self, clean: bool, error: BaseException | None) -> None:
-        out = self.plan.capture
+        out = self.request.capture
         if not clean:
             if self.capture is not None:
                 left = error if error is not None else RuntimeError()
@@ -127,7 +134,7 @@ class Session:
             self.problems.append(message(failure))
             return
         report = self.capture.report()
-        if self.plan.report or report.empty:
+        if self.request.report or report.empty:
             print(report, file=sys.stderr)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
 from typing import Any
 
 from precomp import _core
@@ -42,18 +43,26 @@ def verify(artifact: Artifact) -> str:
 def _links(artifact: Artifact, entry: Entry) -> list[tuple[str, Any]]:
     """(kind, digest) of the entries that a record names."""
     record = records.read(artifact, entry)
-    try:
+    with records.reading(artifact, entry):
         if entry.kind == "frame":
-            return [("plan", spec[1]) for _, spec in record["globals"] if spec[0] == "plan"]
-        if entry.kind == "module":
-            cubins = [("cubin", launch["cubin"]) for _, launch in record.get("cuda", ())]
-            return [*(("kernel", digest) for _, digest in record["kernels"]), *cubins]
-        if entry.kind == "rules":
-            return [("frame", digest) for digest in record["order"]]
-        return [("module", record[way]) for way in ("fw", "bw") if record.get(way) is not None]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        reason = f"not a {entry.kind} record: {type(error).__name__}: {error}"
-        raise records.broken(artifact, entry, reason) from None
+            links = [("plan", spec[1]) for _, spec in record["globals"] if spec[0] == "plan"]
+        elif entry.kind == "module":
+            links = [("kernel", digest) for _, digest in record["kernels"]]
+            links += [("cubin", launch["cubin"]) for _, launch in record.get("cuda", ())]
+        elif entry.kind == "rules":
+            links = [("frame", digest) for digest in record["order"]]
+        else:
+            links = list(_modules(record))
+    return links
+
+
+def _modules(plan: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The modules of a plan; a graph without operations has none."""
+    if plan["kind"] == "split":
+        for part in plan["plans"]:
+            yield from _modules(part)
+    else:
+        yield from (("module", plan[way]) for way in ("fw", "bw") if type(plan[way]) is str)
 
 
 def _cubins(artifact: Artifact) -> int:

@@ -122,6 +122,15 @@ def test_inspect_reads_the_golden_files(cli, name):
     ok(cli("inspect", GOLDEN / f"{name}.v1"))
 
 
+def test_a_frame_that_is_no_record_is_refused_in_one_line(cli, tmp_path):
+    for content in (b"hello", data.dumps((1, 2)), data.dumps({"name": "f", "module": "m"})):
+        _core.write_artifact(tmp_path / "bad", ENVIRONMENT, [("frame", "f", content)])
+        good = write(tmp_path / "good", tensor("L['x']", 4), name="f")
+        for words in (("inspect", "--guards", "bad"), ("diff", "bad", good), ("verify", "bad")):
+            line = refused(cli(*words))
+            assert line.startswith('bad: entry frame "f"') and "record" in line
+
+
 COMMANDS = {
     "inspect": lambda path, good: ("inspect", path),
     "guards": lambda path, good: ("inspect", "--guards", path),
@@ -210,6 +219,18 @@ def test_cuda_kernels_are_looked_at_and_named_by_modules(cli, tmp_path):
     assert "names the cubin" in refused(cli("verify", "cuda"))
 
 
+def test_plans_of_several_parts_and_without_modules_are_whole(cli, tmp_path):
+    module = data.dumps({"kernels": ()})
+    one = {"kind": "training", "fw": _core.sha256(module), "bw": None}
+    empty = {"kind": "inference", "fw": (("i", 0),), "bw": None}
+    plan = data.dumps({"kind": "split", "plans": (one, empty), "program": ()})
+    entries = [("plan", "split", plan), ("module", "m", module)]
+    _core.write_artifact(tmp_path / "split", ENVIRONMENT, entries)
+    assert "1 references" in ok(cli("verify", "split"))
+    _core.write_artifact(tmp_path / "split", ENVIRONMENT, entries[:1])
+    assert "names the module" in refused(cli("verify", "split"))
+
+
 def test_diff_names_guards_and_plans(cli, one, tmp_path):
     assert "same entries" in ok(cli("diff", one, one))
     ops = [
@@ -231,6 +252,17 @@ def test_diff_names_guards_and_plans(cli, one, tmp_path):
         "outputs 1 -> 2",
     ):
         assert line in done.stdout
+
+
+def test_diff_compares_the_frames_that_are_most_alike(cli, one, tmp_path):
+    both = tmp_path / "both"
+    other = write(tmp_path / "other", tensor("L['x']", 4, 32))
+    precomp.Artifact.merge([one, other], both).close()
+    nearly = [*tensor("L['x']", 4, 32), *guarded("L['n']", ("add_none_match_guard", ("",)))]
+    done = cli("diff", both, write(tmp_path / "new", nearly))
+    guards = [line for line in done.stdout.splitlines() if "guard only in" in line]
+    assert [line.partition(": ")[2] for line in guards] == ["L['n'] is None"]
+    assert f"    only in {both}: " in done.stdout
 
 
 def test_merge_writes_the_union(cli, one, tmp_path):

@@ -66,7 +66,9 @@ def write(
     """An artifact with one entry of each kind; *changes* are made to the frame."""
     image = kernel()
     module = data.dumps({"kernels": (("kernel", _core.sha256(image)),)})
-    plan = data.dumps({"fw": _core.sha256(module), "bw": None, "outputs": outputs})
+    plan = data.dumps(
+        {"kind": "inference", "fw": _core.sha256(module), "bw": None, "outputs": outputs}
+    )
     record = data.dumps(frame(name, ops, _core.sha256(plan), **changes))
     entries = [
         ("frame", name, record),
