@@ -15,6 +15,7 @@ from types import CodeType, ModuleType
 from typing import Any, cast
 
 from precomp.cli import FAILURE, USAGE, fail, message
+from precomp.cli.ranks import capture_target, ranked
 from precomp.cli.session import Request, Session
 from precomp.errors import CompileViolation, PrecompError
 
@@ -97,42 +98,21 @@ def _request(options: argparse.Namespace) -> Request:
     for name in ("digest", "model", "runtime"):
         if getattr(options, name) is not None and not options.prepare:
             usage(f"--{name}: only with --prepare")
+    capture, together = None, False
+    if options.capture is not None:
+        capture, together = capture_target(options.capture)
     return Request(
-        capture=None if options.capture is None else capture_target(options.capture),
-        prepare=None if options.prepare is None else _absolute(_ranked(options.prepare)),
+        capture=capture,
+        together=together,
+        prepare=None if options.prepare is None else ranked(options.prepare),
         strict=options.strict,
         allow=tuple(kind for kind in (options.allow or "").split(",") if kind),
         skip_unsupported=options.skip_unsupported,
         digest=options.digest,
-        model=None if options.model is None else _absolute(options.model),
+        model=None if options.model is None else os.path.abspath(options.model),
         runtime=options.runtime or "auto",
         report=options.report,
     )
-
-
-def _ranked(path: str) -> str:
-    return path.replace("{rank}", os.environ.get("RANK", "0"))
-
-
-def _absolute(path: str) -> str:
-    """The script may change the working directory."""
-    return os.path.abspath(path)
-
-
-def capture_target(out: str) -> str:
-    """The file that this process captures into; PrecompError when another would write it too."""
-    world = os.environ.get("WORLD_SIZE", "1")
-    path = _ranked(out)
-    if path == out and world.isdecimal() and int(world) > 1:
-        raise PrecompError(
-            f"--capture {out}: {world} processes would write this file; put {{rank}} into its name "
-            "and merge the files (precomp merge), or capture one of the ranks"
-        )
-    path = _absolute(path)
-    directory = os.path.dirname(path)
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise PrecompError(f"--capture {out}: no directory {directory} that can be written to")
-    return path
 
 
 # ------------------------------------------------------------------ the program

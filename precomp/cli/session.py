@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 from precomp.cli import fail, message
+from precomp.cli.imports import after_import
+from precomp.cli.ranks import KeptGroup
 from precomp.errors import CompileViolation, PrecompError
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for; paths are absolute."""
+    """What is asked for; paths are absolute. ``together``: all ranks write one artifact."""
 
     capture: str | None = None
+    together: bool = False
     prepare: str | None = None
     strict: bool = False
     allow: tuple[str, ...] = ()
@@ -43,6 +42,7 @@ class Session:
         self.capture: Any = None
         self.prepared: Any = None
         self.problems: list[str] = []
+        self.group = KeptGroup()
         self.pid = os.getpid()
 
     def start(self) -> None:
@@ -79,6 +79,8 @@ class Session:
             else:
                 from precomp._capture import capture
 
+                if request.together:
+                    self.group.keep()
                 unsupported = "skip" if request.skip_unsupported else "raise"
                 self.capture = capture(on_unsupported=unsupported)
                 self.capture.__enter__()
@@ -104,7 +106,8 @@ class Session:
         elif self.request.prepare is not None and not self.problems:
             fail(f"the script did not import torch: {self.request.prepare} was not used")
         if self.request.capture is not None and os.getpid() == self.pid:  # not in a forked child
-            self._end_capture(clean, error)
+            self._end_capture(self.request.capture, clean, error)
+            self.group.release()
         return self.problems
 
     def _end_prepared(self) -> None:
@@ -115,8 +118,7 @@ class Session:
             lines = "".join(f"\n  {name}: {reason}" for name, reason in missing)
             fail(f"{self.request.prepare} lacks what torch compiled in this run:{lines}")
 
-    def _end_capture(self, clean: bool, error: BaseException | None) -> None:
-        out = self.request.capture
+    def _end_capture(self, out: str, clean: bool, error: BaseException | None) -> None:
         if not clean:
             if self.capture is not None:
                 left = error if error is not None else RuntimeError()
@@ -129,7 +131,9 @@ class Session:
             return
         try:
             self.capture.__exit__(None, None, None)
-            self.capture.finalize(out).close()
+            if self.request.together:
+                self.group.require(out)
+            self.capture.finalize(out, group=None if self.request.together else False).close()
         except (PrecompError, OSError) as failure:
             self.problems.append(message(failure))
             return
@@ -142,51 +146,3 @@ def _ending(error: BaseException | None) -> str:
     if isinstance(error, SystemExit):
         return f"status {error.code}"
     return type(error).__name__
-
-
-# ------------------------------------------------------------------ when torch is imported
-
-
-class _Loader(importlib.abc.Loader):
-    """Loads a module as its own loader does, then calls *then*."""
-
-    def __init__(self, loader: Any, then: Callable[[], None]) -> None:
-        self.loader = loader
-        self.then = then
-
-    def create_module(self, spec: Any) -> ModuleType | None:
-        made: ModuleType | None = self.loader.create_module(spec)
-        return made
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self.loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self.loader
-        self.loader.exec_module(module)
-        self.then()
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, name: str, then: Callable[[], None]) -> None:
-        self.name = name
-        self.then = then
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> Any:
-        if fullname != self.name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        spec.loader = _Loader(spec.loader, self.then)
-        return spec
-
-
-def after_import(name: str, then: Callable[[], None]) -> None:
-    """Call *then* at the end of the first import of the module *name*; now if it is there."""
-    if name in sys.modules:
-        then()
-    else:
-        sys.meta_path.insert(0, _Finder(name, then))

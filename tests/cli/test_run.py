@@ -117,16 +117,15 @@ def test_wrong_usage_has_status_2(tmp_path, words):
     assert done.returncode == 2 and done.stdout == "" and "usage: precomp run" in done.stderr
 
 
-def test_ranks_do_not_capture_into_one_file(tmp_path):
+def test_the_rank_is_put_into_the_names_of_files(tmp_path):
     (tmp_path / "script.py").write_text("print('ran')")
     ranks = {"RANK": "1", "WORLD_SIZE": "2"}
-    command = ("-m", "precomp", "run", "--capture")
-    done = python(*command, "a.precomp", "script.py", cwd=tmp_path, env=ranks)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "2 processes would write this file; put {rank} into its name" in done.stderr
-    done = python(*command, "a{rank}.precomp", "script.py", cwd=tmp_path, env=ranks)
-    assert done.stdout == "ran\n"
+    command = ("-m", "precomp", "run", "--capture", "a{rank}.precomp", "script.py")
+    done = python(*command, cwd=tmp_path, env=ranks)
+    assert (done.returncode, done.stdout) == (1, "ran\n")
     assert "a1.precomp was not written: the script did not import torch" in done.stderr
+    command = ("-m", "precomp", "run", "--prepare", "b{rank}.precomp", "script.py")
+    assert "b1.precomp: No such file" in python(*command, cwd=tmp_path, env=ranks).stderr
 
 
 def test_what_is_wrong_with_the_files_is_said_before_the_script_runs(tmp_path, one):
