@@ -1,0 +1,160 @@
+"""What launching a frozen kernel costs, on a GPU: prints one JSON object.
+
+    python benchmarks/cuda_launch.py [--rounds 60] [--calls 200] [--output FILE]
+
+Microseconds a launch of one small kernel (3 pointers and an int, 1 block), host time only: each
+batch of launches starts on an idle device and is shorter than the driver's queue. ``raw`` is
+cuLaunchKernelEx in a C loop (cuda_launch.c, needs gcc); ``ratio`` compares with it round by round.
+``load`` is the time to make 500 libraries and launchers, of copies of a few images, and to launch
+each for the first time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import triton
+import triton.language as tl
+from processes import machine
+
+from precomp import _core
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tests" / "cuda"))
+
+import gpu_check  # noqa: E402 - the records of Triton's kernels
+
+
+@triton.jit
+def add(x, y, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < n
+    tl.store(out + i, tl.load(x + i, mask=mask) + tl.load(y + i, mask=mask), mask=mask)
+
+
+def raw_loop(image: bytes, symbol: str, threads: int, tensors: list, n: int) -> Callable:
+    """A function of the number of launches: nanoseconds a launch."""
+    folder = tempfile.mkdtemp()
+    library = Path(folder) / "raw.so"
+    source = HERE / "cuda_launch.c"
+    command = ["gcc", "-O2", "-shared", "-fPIC", str(source), "-o", str(library), "-ldl"]
+    subprocess.run(command, check=True)
+    loop = ctypes.CDLL(str(library)).raw_loop
+    loop.restype = ctypes.c_double
+    values = [ctypes.c_uint64(t.data_ptr()) for t in tensors]
+    values += [ctypes.c_uint64(n), ctypes.c_uint64(0), ctypes.c_uint64(0)]
+    pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+    kept = ctypes.create_string_buffer(image, len(image))
+
+    def run(count: int) -> float:
+        result = loop(kept, symbol.encode(), 1, threads, 0, pointers, None, ctypes.c_long(count))
+        assert result >= 0, f"CUDA error {-result:.0f}"
+        return float(result)
+
+    run.values = values  # type: ignore[attr-defined] - kept alive with the function
+    return run
+
+
+def batch(call: Callable[[], object], calls: int) -> float:
+    """Microseconds a call."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - start) / calls * 1e6
+
+
+def load(images: list[tuple[bytes, dict]], count: int, arguments: tuple) -> dict:
+    copies = [(bytes(bytearray(image)), record) for image, record in images]
+    copies = [copies[i % len(copies)] for i in range(count)]
+    copies = [(bytes(bytearray(image)), record) for image, record in copies]
+    start = time.perf_counter()
+    made = [
+        _core.CudaLauncher(_core.CudaLibrary(image, "copy"), record) for image, record in copies
+    ]
+    prepared = time.perf_counter()
+    for launcher in made:
+        launcher(*arguments, stream=0)
+    torch.cuda.synchronize()
+    launched = time.perf_counter()
+    return {
+        "kernels": count,
+        "images": len(images),
+        "bytes": sum(len(image) for image, _ in copies),
+        "prepare_ms": round((prepared - start) * 1e3, 2),
+        "first_launch_us": round((launched - prepared) / count * 1e6, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--calls", type=int, default=200)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    gpu_check.bind()
+    n = 128
+    tensors = [torch.randn(n, device="cuda") for _ in range(3)]
+    arguments = dict(zip(("x", "y", "out"), tensors, strict=True)) | {"n": n}
+    images = []
+    for block in (128, 256, 512, 1024):
+        case = gpu_check.Case(add, (1,), arguments, "out", BLOCK=block)
+        images.append((case.image, case.record))
+        if block == 128:
+            chosen = case
+    call = tuple(arguments.values())
+    run = chosen.launcher.run
+    addresses = [t.data_ptr() for t in tensors]
+    paths: dict[str, Callable[[], object]] = {
+        "CudaLauncher": lambda: run(*call, stream=0),
+        "CudaLauncher, addresses": lambda: run(*addresses, n, stream=0),
+        "Triton CompiledKernel[grid]": lambda: chosen.compiled[(1, 1, 1)](*call),
+        "Triton JITFunction[grid]": lambda: add[(1,)](*call, BLOCK=128),
+        "torch.add(out=)": lambda: torch.add(tensors[0], tensors[1], out=tensors[2]),
+    }
+    threads = chosen.record["num_warps"] * 32
+    raw = raw_loop(chosen.image, chosen.record["symbol"], threads, tensors, n)
+    times: dict[str, list[float]] = {"raw": []} | {name: [] for name in paths}
+    for _ in range(options.rounds):
+        torch.cuda.synchronize()
+        times["raw"].append(raw(options.calls) / 1e3)
+        for name, path in paths.items():
+            times[name].append(batch(path, options.calls))
+    rows = {}
+    for name, values in times.items():
+        ratios = [value / floor for value, floor in zip(values, times["raw"], strict=True)]
+        deciles = statistics.quantiles(values, n=10)
+        rows[name] = {
+            "median_us": round(statistics.median(values), 3),
+            "p10_us": round(deciles[0], 3),
+            "p90_us": round(deciles[-1], 3),
+            "ratio": round(statistics.median(ratios), 3),
+        }
+    result = {
+        "machine": machine(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "gpu": torch.cuda.get_device_name(0),
+        "calls": options.calls,
+        "rounds": options.rounds,
+        "launch": rows,
+        "load": load(images, 500, call),
+    }
+    text = json.dumps(result, indent=1)
+    print(text)
+    if options.output:
+        options.output.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
