@@ -32,8 +32,21 @@ class Guard:
 
 def of_frame(record: dict[str, Any]) -> list[Guard]:
     """The guards of a frame record, in the order of its tape."""
-    modules = {name: spec[1] for name, spec in record["globals"] if spec[0] == "mod"}
-    return of_tape(record["tape"], modules)
+    return of_tape(record["tape"], modules_of(record))
+
+
+def modules_of(record: dict[str, Any]) -> dict[str, str]:
+    """Global name -> module, of the names for modules that Dynamo made up in a frame record."""
+    return {name: spec[1] for name, spec in record["globals"] if spec[0] == "mod"}
+
+
+def tidy(text: str, modules: dict[str, str]) -> str:
+    """A text with the names of *modules* for those that Dynamo made up."""
+
+    def name(match: re.Match[str]) -> str:
+        return modules.get(match[1], "builtins" if match[1] == _BUILTINS else match[0])
+
+    return _GLOBAL.sub(name, text)
 
 
 def of_tape(tape: dict[str, Any], modules: dict[str, str] | None = None) -> list[Guard]:
@@ -71,12 +84,7 @@ class _Reader:
             self._add("dict", source, f"{source} is {_a(kind)} of {_count(length, 'item')}")
 
     def tidy(self, source: str) -> str:
-        """A source text with the modules' names for the names that Dynamo gave them."""
-
-        def name(match: re.Match[str]) -> str:
-            return self.modules.get(match[1], "builtins" if match[1] == _BUILTINS else match[0])
-
-        return _GLOBAL.sub(name, source)
+        return tidy(source, self.modules)
 
     def path(self, path: Iterable[tuple[str, Any]]) -> str:
         """The source text of a path from the root."""
@@ -275,6 +283,9 @@ _LEAVES: dict[str, Callable[..., str]] = {
     "add_dict_contains_guard": _has_key,
     "add_set_contains_guard": _contains,
     "add_dimension_marking_guard": _marks,
+    "add_dynamic_indices_guard": lambda at, indices, texts: (
+        f"dimensions of {at} that are marked dynamic are within {of_value(indices)}"
+    ),
     "add_mapping_keys_guard": lambda at, keys, texts: f"keys of {at} are {of_value(keys)}",
     "add_fake_script_type_match_guard": lambda at, name, kind, texts: (
         f"{at} is a script object of the class {of_value(name)} ({of_value(kind)})"
@@ -306,14 +317,15 @@ _DTYPES = {
 _DEVICES = ("cpu", "cuda", "mtia", "maia", "xpu", "ipu", "hpu", "xla", "privateuse1", "mps")
 
 
-def _dtype(number: Any) -> str:
+def dtype_name(number: Any) -> str:
+    """The name of a ScalarType by its number."""
     return _DTYPES.get(number, f"dtype number {number}")
 
 
 def _autocast(state: dict[str, Any]) -> str:
     enabled = state.get("enabled", [])
     on = [
-        f"{device} ({_dtype(dtype)})"
+        f"{device} ({dtype_name(dtype)})"
         for device, dtype, flag in zip(_DEVICES, state.get("dtype", []), enabled, strict=False)
         if flag
     ]
@@ -327,7 +339,7 @@ def _global_state(reader: _Reader, args: tuple[Any, ...]) -> str:
         if name == "autocast_state":
             words.append(_autocast(value))
         elif name == "default_dtype":
-            words.append(f"default dtype {_dtype(value)}")
+            words.append(f"default dtype {dtype_name(value)}")
         elif name == "num_threads":
             words.append(_count(value, "thread"))
         elif type(value) is bool:
@@ -412,6 +424,9 @@ _FUNCTIONS: dict[str, Callable[[_Reader, str, Any], str]] = {
     ),
     "count": lambda reader, at, function: (
         f"{at} is an itertools.count({of_value(function[1])}, {of_value(function[2])})"
+    ),
+    "cow": lambda reader, at, function: (
+        f"{at} is {'' if function[1] else 'not '}a lazy clone (copy on write)"
     ),
     "subclass_value": lambda reader, at, function: (
         f"{of_value(function[1])}({at}) == {of_value(function[2])}"

@@ -340,7 +340,8 @@ class Runtime:
                 reasons.append(entry.stale or NOT_CAPTURED)
             else:
                 manager = built[1].guarded_code.guard_manager
-                reasons.append(explain(manager.root, frame.f_locals, frame.f_globals))
+                scopes = frame.f_locals, frame.f_globals
+                reasons.append(explain(manager.root, *scopes, entry.record))
         if reasons:
             return "; ".join(dict.fromkeys(reasons))
         same_name = self.names.get(qualname(frame.f_code), ())

@@ -11,8 +11,9 @@ import re
 import types
 from typing import Any
 
-from precomp import torch_api
+from precomp import guard_words, torch_api
 from precomp.guard_functions import closure_variables
+from precomp.value_words import of_value
 
 
 class _Missing:
@@ -26,8 +27,11 @@ _MISSING = _Missing()
 class _Frame:
     """The frame a tree rejected: reads the source texts of guards."""
 
-    def __init__(self, root: Any, f_locals: Any, f_globals: dict[str, Any]) -> None:
+    def __init__(
+        self, root: Any, f_locals: Any, f_globals: dict[str, Any], tape: dict[str, Any]
+    ) -> None:
         self.root = root
+        self.tape = tape
         self.scope = {**closure_variables(), "L": f_locals, "G": f_globals}
 
     def read(self, source: str) -> Any:
@@ -36,6 +40,13 @@ class _Frame:
             return eval(source, self.scope)
         except Exception:  # noqa: BLE001 - code of the user may fail in any way
             return _MISSING
+
+    def wanted(self, source: str) -> str:
+        """The object that a guard by identity on *source* wants, in words."""
+        for guard in guard_words.of_tape(self.tape):
+            if guard.source == source and guard.kind in ("id_match", "late"):
+                return guard.text.removeprefix(f"{source} is ")
+        return ""
 
     def leaves(self, source: str | None) -> list[str]:
         """The texts of the guards on one source (None: on the frame as a whole)."""
@@ -79,8 +90,12 @@ _NOT_TENSOR = re.compile(
 _CONTAINS = re.compile(
     r"^(?P<no>not )?___dict_contains\((?P<key>.+?), (?P<source>[LG]\[.+)\)$", re.DOTALL
 )
+_MODE_STACK = "add_torch_function_mode_stack_guard"
 _MODES = re.compile(r"^___check_torch_function_mode_stack\(\)$")
 _DEVICE = re.compile(r"^utils_device\.CURRENT_DEVICE == (?P<expected>.+)$")
+_ACCESSOR = re.compile(r"^\w+GuardAccessor: (?P<what>.+) on (?P<source>[LG]\[.+)$", re.DOTALL)
+_KEY_ERROR = re.compile(r"^KeyError on (?P<source>[LG]\[.+)$", re.DOTALL)
+_DUPLICATE = re.compile(r"^Duplicate tensor found where not expected!")
 _RELATIONS = re.compile(r"^identity relations of objects$")
 _STATE = re.compile(r"^GLOBAL_STATE changed: (?P<names>.*)$", re.DOTALL)
 _TYPE = re.compile(r"^___check_type_id\((?P<source>.+), ID\), type=(?P<expected>.+)$", re.DOTALL)
@@ -136,12 +151,35 @@ def _modes_reason(frame: _Frame, match: re.Match[str]) -> str:
     names = torch_api.serve()
     modes = [names.function_mode_at(i) for i in range(names.function_mode_count())]
     found = [type(mode).__qualname__ for mode in modes]
-    return f"torch function modes (torch.device contexts, ...) differ, found {found}"
+    stack = next((op[2][0] for op in frame.tape["ops"] if op[0] == _MODE_STACK), None)
+    expected = "others" if stack is None else [of_value(mode).rpartition(".")[2] for mode in stack]
+    return f"torch function modes (torch.device contexts, ...): expected {expected}, found {found}"
 
 
 def _device_reason(frame: _Frame, match: re.Match[str]) -> str:
     found = torch_api.serve().device_module.CURRENT_DEVICE
     return f"default device: expected {match['expected']}, found {found!r}"
+
+
+def _accessor_reason(frame: _Frame, match: re.Match[str]) -> str:
+    what, found = match["what"], _show(frame.read(match["source"]))
+    return f"{match['source']}: {what[:1].lower()}{what[1:]}, found {found}"
+
+
+def _key_reason(frame: _Frame, match: re.Match[str]) -> str:
+    return f"{match['source']}: expected a value, found nothing there"
+
+
+def _duplicate_reason(frame: _Frame, match: re.Match[str]) -> str:
+    """Tensors that are one, where the captured frame had several."""
+    for op in frame.tape["ops"]:
+        if op[0] == "install_no_tensor_aliasing_guard":
+            seen: dict[int, str] = {}
+            for source in op[2][1]:
+                other = seen.setdefault(id(frame.read(source)), source)
+                if other != source:
+                    return f"expected two tensors, found {other} is {source}"
+    return match[0]
 
 
 def _relations_reason(frame: _Frame, match: re.Match[str]) -> str:
@@ -156,6 +194,8 @@ def _differences(name: str, before: Any, now: Any) -> list[str]:
         pairs = zip(before, now, strict=True)
         inner = (_differences(f"{name}[{i}]", a, b) for i, (a, b) in enumerate(pairs))
         return [text for texts in inner for text in texts]
+    if name == "default_dtype":
+        before, now = guard_words.dtype_name(before), guard_words.dtype_name(now)
     return [] if before == now else [f"{name} expected {before}, found {now}"]
 
 
@@ -182,9 +222,10 @@ def _type_reason(frame: _Frame, match: re.Match[str]) -> str:
 
 
 def _object_reason(frame: _Frame, match: re.Match[str]) -> str:
-    kind = f" of {match['expected']}" if match["expected"] else ""
-    found = _show(frame.read(match["source"]))
-    return f"{match['source']}: expected the captured object{kind}, found {found}"
+    wanted = frame.wanted(match["source"])
+    if not wanted:
+        wanted = "the captured object" + (f" of {match['expected']}" if match["expected"] else "")
+    return f"{match['source']}: expected {wanted}, found {_show(frame.read(match['source']))}"
 
 
 def _length_reason(frame: _Frame, match: re.Match[str]) -> str:
@@ -210,6 +251,9 @@ _REASONS = (
     (_CONTAINS, _contains_reason),
     (_MODES, _modes_reason),
     (_DEVICE, _device_reason),
+    (_ACCESSOR, _accessor_reason),
+    (_KEY_ERROR, _key_reason),
+    (_DUPLICATE, _duplicate_reason),
     (_RELATIONS, _relations_reason),
     (_STATE, _state_reason),
     (_TYPE, _type_reason),
@@ -248,17 +292,25 @@ def _reason(frame: _Frame, text: str) -> str:
     return _expression_reason(frame, text)
 
 
-def explain(root: Any, f_locals: Any, f_globals: dict[str, Any] | None = None) -> str:
+def explain(
+    root: Any,
+    f_locals: Any,
+    f_globals: dict[str, Any] | None = None,
+    record: dict[str, Any] | None = None,
+) -> str:
     """Why *root* rejects the frame: the failing guard with the expected and the found value.
 
-    Empty when it accepts. *f_globals* lets values of globals be read.
+    Empty when it accepts. *f_globals* lets values of globals be read; *record*, the frame record of
+    *root*, objects and modules be named.
     """
     result = root.check_verbose(f_locals)
     if result.result:
         return ""
-    frame = _Frame(root, f_locals, f_globals or {})
+    record = record or {"globals": (), "tape": {"ops": (), "device": ("k", None)}}
+    frame = _Frame(root, f_locals, f_globals or {}, record["tape"])
     texts = list(result.verbose_code_parts)
     if len(texts) > 1:
         # One guard with several parts: those that do not hold now, if that can be told.
         texts = [text for text in texts if frame.read(text) is False] or texts
-    return "; ".join(_reason(frame, text) for text in texts)
+    reasons = "; ".join(_reason(frame, text) for text in texts)
+    return guard_words.tidy(reasons, guard_words.modules_of(record))

@@ -110,6 +110,7 @@ SPECIAL = {
         ("d", ()),
         TEXT,
     ),
+    "add_dynamic_indices_guard": (("s", (("k", 0),)), TEXT),
     "add_mapping_keys_guard": (("l", (("k", "a"),)), TEXT),
     "add_dict_contains_guard": (("k", False), ("k", "a"), TEXT),
     "add_set_contains_guard": (("k", True), ("k", "a"), TEXT),
@@ -143,6 +144,7 @@ SENTENCES = {
     "add_dual_level_match_guard": "forward-mode differentiation is at level 3",
     "add_dimension_marking_guard": "dimensions of L['o'] are marked: dynamic within {0}, "
     "none as static",
+    "add_dynamic_indices_guard": "dimensions of L['o'] that are marked dynamic are within {0}",
     "add_mapping_keys_guard": "keys of L['o'] are ['a']",
     "add_fake_script_type_match_guard": "L['o'] is a script object of the class 3 (pkg.Model)",
     "add_tensor_match_guard": "L['o'] is a tensor: float32, shape [8, any], strides [32, 1], "
@@ -211,6 +213,7 @@ FUNCTIONS = {
     ),
     "nodes": (("nodes", (TYPE, TYPE)), "L['o'] holds exactly the 2 captured types"),
     "count": (("count", ("k", 5), ("k", 2)), "L['o'] is an itertools.count(5, 2)"),
+    "cow": (("cow", False), "L['o'] is not a lazy clone (copy on write)"),
     "subclass_value": (
         ("subclass_value", ("P", "builtins", "int", "type builtins.int"), ("k", 3)),
         "int(L['o']) == 3",

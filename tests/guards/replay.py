@@ -56,7 +56,9 @@ def main(out: Path) -> None:
             reasons[variation] = harness.decide(
                 program,
                 variation,
-                lambda f_locals, old=old, f_globals=f_globals: explain(old, f_locals, f_globals),
+                lambda f_locals, old=old, f_globals=f_globals, tape=record: explain(
+                    old, f_locals, f_globals, {"globals": (), "tape": tape}
+                ),
             )
             decisions[f"{variation}, undone"] = harness.decide_base(program, old.check)
             # A tree that is built while the state differs already.

@@ -119,7 +119,7 @@ REASONS = {
     ("plain", "requires_grad"): "L['t']: requires_grad expected False, found True",
     ("plain", "no_tensor"): "type of L['t']: expected Tensor, found <class 'int'>",
     ("plain", "list_length"): "length of L['items']: expected 2, found 3",
-    ("plain", "dict_less"): "KeyError on L['table']['b']",
+    ("plain", "dict_less"): "L['table']['b']: expected a value, found nothing there",
     ("plain", "no_grad"): "global state: grad_mode expected True, found False",
     ("plain", "num_threads"): "global state: num_threads expected 1, found 2",
     ("plain", "autocast"): "global state: autocast_state.enabled[0] expected False, found True",
@@ -130,6 +130,14 @@ REASONS = {
         "L['self']._modules['a'].__dict__['forward']: expected nothing, "
         "found <function mlp.<locals>.<lambda>.<locals>.<lambda>>"
     ),
+    ("kinds", "enum"): ("L['kinds'][7]: expected programs_arguments.Mode.A, found <Mode.B: 2>"),
+    ("closure", "other_function"): "L['function'].__closure__: not a function, found None",
+    ("mlp", "default_dtype"): "global state: default_dtype expected float32, found float64",
+    ("defaults", "code"): (
+        "G['with_defaults'].__code__: expected the code of programs_functions.with_defaults, "
+        "unchanged, found code other_defaults (programs_functions.py:135)"
+    ),
+    ("aliasing", "all_same"): "expected two tensors, found L['a'] is L['b']",
     ("stack", "fewer_layers"): (
         "length of L['self']._modules['layers']._modules: expected 3, found 2"
     ),
@@ -139,7 +147,7 @@ REASONS = {
     ),
     ("marking", "small"): "5 <= L['a'].size()[0], found L['a'].size()[0] = 3",
     ("function_modes", "one_more"): (
-        "torch function modes (torch.device contexts, ...) differ, "
+        "torch function modes (torch.device contexts, ...): expected ['BaseTorchFunctionMode'], "
         "found ['BaseTorchFunctionMode', 'OtherMode']"
     ),
 }
