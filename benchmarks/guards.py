@@ -33,8 +33,9 @@ import torch
 from processes import machine, run, summary
 from tiny_models import GPT2, SMALL, hidden_states, tokens
 
-from precomp import _core, data, guard_functions, torch_api
+from precomp import _core, data, torch_api
 from precomp.freeze.guards import GuardRecorder
+from precomp.serve import guards, standin
 
 COMPRESSION = 9  # as Capture.finalize
 
@@ -119,13 +120,11 @@ def recording() -> Iterator[list[Frame]]:
         yield frames
 
 
-def thaw(tape: bytes, f_globals: dict[str, Any]) -> tuple[Any, Any]:
-    return _core.GuardTape(data.loads(tape)).replay(
-        f_globals,
-        torch_api.capture().guard_manager_type,
-        None,
-        guard_functions.decode_function,
-    )
+def thaw(stored: bytes, f_globals: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """The tree, what must live as long, and the tape, which a server keeps."""
+    tape = _core.GuardTape(data.loads(stored))
+    root, keep = guards.build(tape, f_globals, None, standin.enum_type(), standin.building())
+    return root, keep, tape
 
 
 def compiled(make: Callable[[], Made]) -> Frame:
@@ -151,7 +150,7 @@ def micros(check: Callable[[Any], bool], f_locals: dict[str, Any], calls: int) -
 
 
 def measure_checks(frame: Frame, rounds: int) -> dict[str, Any]:
-    root, keep = thaw(frame.tape, frame.f_globals)
+    root, keep, _ = thaw(frame.tape, frame.f_globals)
     own, thawn = frame.guard_manager.root.check, root.check
     with torch.no_grad():
         if not thawn(frame.f_locals):
@@ -209,6 +208,7 @@ def serialised(make: Callable[[], Made]) -> Callable[[], Any]:
 
 
 def millis(work: Callable[[], Any]) -> float:
+    gc.collect()  # what others left must not be collected at the cost of this
     start = time.thread_time()
     made = work()
     taken = time.thread_time() - start
@@ -262,15 +262,9 @@ def first(path: Path, home: str) -> None:
     """The first thaw of a process that has imported the model, without torch's compiler."""
     import transformers.models.bert.modeling_bert  # noqa: F401
 
-    from precomp.serve import guards, standin
-
     torch_api.serve()
     tape, f_globals = path.read_bytes(), vars(importlib.import_module(home))
-    kind, building = standin.enum_type(), standin.building()
-    gc.collect()
-    taken = millis(
-        lambda: guards.build(_core.GuardTape(data.loads(tape)), f_globals, None, kind, building)
-    )
+    taken = millis(lambda: thaw(tape, f_globals))
     print(json.dumps({"first_ms": taken, "compiler": "torch._dynamo.guards" in sys.modules}))
 
 

@@ -6,6 +6,7 @@ flags, so equal records always give equal bytes.
 
 from __future__ import annotations
 
+import gc
 import marshal
 from typing import Any
 
@@ -37,4 +38,11 @@ def dumps(record: Any) -> bytes:
 
 def loads(data: bytes) -> Any:
     """The record in *data*. Only for bytes whose digest was checked."""
-    return marshal.loads(data)
+    # Thousands of new tuples would start collections of the whole heap.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return marshal.loads(data)
+    finally:
+        if collecting:
+            gc.enable()

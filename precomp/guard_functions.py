@@ -271,7 +271,9 @@ def _generated(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
     if missing:
         raise NeedsCompiler(f"a shape guard uses {', '.join(missing)}")
     cells = tuple(types.CellType(known[name]) for name in encoded[2])
-    return types.FunctionType(code, {"G": f_globals}, "guard", None, cells)
+    # What torch imports while the guard runs is looked up through the globals.
+    scope = {"G": f_globals, "__builtins__": builtins.__dict__}
+    return types.FunctionType(code, scope, "guard", None, cells)
 
 
 def _closure(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:

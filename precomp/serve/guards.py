@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from precomp import torch_api
 from precomp._core import GuardTape
 from precomp.guard_functions import NeedsCompiler, decode_function
 
@@ -60,5 +62,20 @@ def build(
     NeedsCompiler when only torch's compiler can rebuild a guard.
     """
     decode = functools.partial(decode_function, twins=twins) if twins else decode_function
-    with building or contextlib.nullcontext():
+    with building or contextlib.nullcontext(), _read_once():
         return tape.replay(f_globals, enum_type, twins, decode)
+
+
+@contextlib.contextmanager
+def _read_once() -> Iterator[None]:
+    """torch's C++ reads settings of Dynamo thousands of times while it builds a tree, each time
+    through a slow ``__getattr__`` in Python. Meanwhile they are plain attributes of the module."""
+    config = sys.modules.get("torch._dynamo.config")
+    scope = {} if config is None else vars(config)
+    names = [name for name in torch_api.tables().GUARD_CONFIG if name not in scope]
+    scope.update({name: getattr(config, name) for name in names if hasattr(config, name)})
+    try:
+        yield
+    finally:
+        for name in names:
+            scope.pop(name, None)

@@ -110,6 +110,12 @@ SERVE: dict[str, str] = {
     "DISABLE_JUSTKNOBS": "torch._utils_internal:DISABLE_JUSTKNOBS",
 }
 
+# What torch's guard classes read of ``torch._dynamo.config`` for each node and guard they make.
+GUARD_CONFIG: tuple[str, ...] = (
+    "max_saved_pointers_for_recursive_dict_tags_check",
+    "skip_tensor_guards_with_matching_dict_tags",
+)
+
 # Names of torch's compiler, used while serving only once something else has imported it.
 COMPILER: dict[str, str] = {
     "CatchErrorsWrapper": "torch._dynamo.convert_frame:CatchErrorsWrapper",

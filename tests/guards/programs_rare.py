@@ -529,11 +529,28 @@ def own_metadata_guard() -> Program:
     )
 
 
+def nested(*rows: int) -> Any:
+    return (torch.nested.nested_tensor([x(n, 3) for n in rows], layout=torch.jagged),)
+
+
+@program
+def jagged_dynamic() -> Program:
+    """Its shape guards import modules of torch when they run."""
+    return Program(
+        alone,
+        nested(2, 3),
+        {
+            "other_lengths": lambda: nested(4, 2),
+            "more": lambda: nested(4, 2, 3),
+            "plain": lambda: (x(2, 3),),
+        },
+        dynamic=True,
+        loads_compiler=True,
+    )
+
+
 @program
 def jagged() -> Program:
-    def nested(*rows: int) -> Any:
-        return (torch.nested.nested_tensor([x(n, 3) for n in rows], layout=torch.jagged),)
-
     return Program(
         alone,
         nested(2, 3),
