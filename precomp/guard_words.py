@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from precomp.value_words import name_of, of_object, of_value
+from precomp.value_words import of_object, of_value
 
 Op = tuple[Any, ...]
 
@@ -64,7 +64,8 @@ class _Reader:
             if len(op) == 6:
                 self._manager(op)
             elif op[1] < 0:
-                self._add(_kind(op[0]), "", _RELATIONS.get(op[0], _relation)(self, op[2]))
+                say = _RELATIONS.get(op[0], _Reader.expression)
+                self._add(_kind(op[0]), "", say(self, op[2]))
             else:
                 self._leaf(op)
 
@@ -459,14 +460,8 @@ def _overlap(reader: _Reader, args: tuple[Any, ...]) -> str:
     return text + (f"; these do not: {_names(reader, args[1])}" if args[1] else "")
 
 
-def _relation(reader: _Reader, args: tuple[Any, ...]) -> str:
-    return reader.expression(args)
-
-
 _RELATIONS: dict[str, Callable[[_Reader, tuple[Any, ...]], str]] = {
     "install_no_tensor_aliasing_guard": _distinct,
     "install_object_aliasing_guard": _same,
     "install_storage_overlapping_guard": _overlap,
 }
-
-__all__ = ["Guard", "name_of", "of_frame", "of_tape", "step"]

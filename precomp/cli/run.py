@@ -26,7 +26,7 @@ def main(words: Sequence[str]) -> int:
     """Run the script or module that *words* name. Returns the exit status of a script that ends
     normally; what leaves it otherwise, SystemExit too, is raised with the script's own frames."""
     at = _first_of_script(words)
-    options = _parser().parse_args(words[:at])
+    options = _parser().parse_args([word for word in words[:at] if word != "--"])
     rest = list(words[at:])
     module = rest[:1] == ["-m"]
     if module:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from precomp.data import dumps, loads
 from precomp.distributed import agreement, hosts
 from precomp.distributed.exchange import Exchange, GroupError, ranks_text
 from precomp.errors import ArtifactCorruptError, PrecompError, UnsupportedCaptureError
+from precomp.files import Replacement
 
 Entries = Mapping[tuple[str, str], tuple[str, bytes]]
 Problems = Sequence[tuple[str, str]]
@@ -125,7 +125,8 @@ def _copies(exchange: Exchange, path: str, digest: str) -> None:
     data = Path(path).read_bytes() if exchange.root and receivers else None
     data = hosts.deliver(exchange, 0, data, receivers, "artifact")
     if data is not None:
-        write_whole(path, data)
+        with Replacement(path) as file:
+            file.write(data)
 
 
 def _digest(path: str) -> str | None:
@@ -134,20 +135,6 @@ def _digest(path: str) -> str | None:
             return artifact.digest
     except (OSError, PrecompError):
         return None
-
-
-def write_whole(path: str, data: bytes) -> None:
-    """Write a file that appears whole or not at all."""
-    descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path), suffix=".part")
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def abandon(group: Any, error: BaseException | None) -> None:

@@ -86,6 +86,12 @@ def test_modules_packages_directories_and_links_run_as_in_python(tmp_path):
         as_python_does(*words, cwd=tmp_path)
 
 
+def test_two_dashes_end_the_options_of_precomp(tmp_path):
+    (tmp_path / "--script.py").write_text("import sys; print(sys.argv)")
+    done = python(*RUN, "--", "--script.py", "--", "-x", cwd=tmp_path)
+    assert done.stdout == "['--script.py', '--', '-x']\n", done.stderr
+
+
 def test_what_cannot_be_run_is_said_in_one_line(tmp_path):
     for words, line, status in (
         (("missing.py",), "precomp: missing.py: No such file or directory", 2),
