@@ -104,10 +104,12 @@ pc_cuda_use(const char *path, pc_error *error)
     return status;
 }
 
+/* In the child. Another thread of the parent may have held the lock. */
 static void
 mark_forked(void)
 {
     atomic_store(&driver.forked, driver.started);
+    pthread_mutex_init(&driver.lock, NULL);
 }
 
 /* Finds the functions of an opened driver; *missing* lists the required ones that it does
