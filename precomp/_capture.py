@@ -102,6 +102,9 @@ class Capture(_core.Capture):
             record = rules(skips, helpers.collect(sorted(freezer.helpers())), freezer.order)
             store.add("rules", "rules", dumps(record))
             kinds = [kind for kind, _ in store.entries]
+            images = {name for (kind, _), (name, _) in store.entries.items() if kind == "cubin"}
+            if images:
+                self._environment["gpu"] = environment.OR.join(sorted(images))
             problems = [*self._precompiled.problems(), *freezer.problems]
             report = CaptureReport(
                 frames=tuple(qualname(frame.original) for frame in self._frames.converted),

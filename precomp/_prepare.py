@@ -185,6 +185,8 @@ def _prepare(
     seconds: dict[str, float] = {}
     artifact = open_checked(path, digest, model)
     found = environment.current()
+    if "gpu" in artifact.environment:
+        found |= environment.gpus()
     environment.require_match(artifact.path, artifact.environment, found)
     blobs = artifact.load_all()
     seconds["read"] = clock() - start

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from precomp import _core
+from precomp.environment import OR
 from precomp.errors import EnvironmentMismatchError
 
 # Fields of the environment in which merged artifacts may differ: torch guards every frame on them,
@@ -19,7 +20,6 @@ from precomp.errors import EnvironmentMismatchError
 MAY_DIFFER = ("threads",)
 
 # Between the values of such a field in a merged artifact.
-_OR = " or "
 
 
 @dataclass(frozen=True, order=True)
@@ -245,7 +245,7 @@ def joined_environment(environments: Sequence[Mapping[str, str]]) -> dict[str, s
     """Environments that differ in nothing but ``MAY_DIFFER`` as one that lists those values."""
     joined = dict(environments[0])
     for field in MAY_DIFFER:
-        found = {value for row in environments for value in row.get(field, "").split(_OR) if value}
+        found = {value for row in environments for value in row.get(field, "").split(OR) if value}
         if found:  # the shorter of two numbers is the smaller one
-            joined[field] = _OR.join(sorted(found, key=lambda value: (len(value), value)))
+            joined[field] = OR.join(sorted(found, key=lambda value: (len(value), value)))
     return joined

@@ -9,10 +9,12 @@ import importlib.util
 import platform
 import sys
 
-from precomp.errors import EnvironmentMismatchError
+from precomp.errors import CudaError, EnvironmentMismatchError
 
 # Compared by Prepared only as a warning: the program may still set it before its first step.
 SETTABLE = ("threads",)
+# Between values of which any one will do: "2 or 8".
+OR = " or "
 
 _WHY = {
     "torch": "the frozen code uses private interfaces of exactly this build",
@@ -20,6 +22,7 @@ _WHY = {
     "python": "bytecode and extension modules belong to one Python version",
     "bytecode": "bytecode belongs to one Python version",
     "machine": "kernels are machine code",
+    "gpu": "kernels are machine code of one GPU architecture",
     "cpu_capability": "kernels use the vector instructions of the CPU they were built for",
 }
 
@@ -39,6 +42,21 @@ def current() -> dict[str, str]:
     }
 
 
+def gpus() -> dict[str, str]:
+    """The field that artifacts with kernels for GPUs have, too: the architectures in this machine.
+
+    Reads them from the driver, without making a context. The value says so when there is no driver.
+    """
+    from precomp import _core
+
+    try:
+        devices = _core.cuda_devices()
+    except CudaError as error:
+        return {"gpu": f"none: {error}"}
+    found = {f"sm_{major}{minor}" for major, minor in devices}
+    return {"gpu": OR.join(sorted(found)) or "none: the driver shows no device"}
+
+
 def differences(
     expected: dict[str, str], found: dict[str, str]
 ) -> tuple[tuple[str, str, str], ...]:
@@ -46,8 +64,14 @@ def differences(
     return tuple(
         (field, expected.get(field, "nothing"), found.get(field, "nothing"))
         for field in sorted(expected.keys() | found.keys())
-        if field not in SETTABLE and expected.get(field) != found.get(field)
+        if field not in SETTABLE and not _agree(field, expected.get(field), found.get(field))
     )
+
+
+def _agree(field: str, expected: str | None, found: str | None) -> bool:
+    if field == "gpu" and expected is not None and found is not None:
+        return not set(expected.split(OR)).isdisjoint(found.split(OR))
+    return expected == found
 
 
 def require_match(path: str, expected: dict[str, str], found: dict[str, str]) -> None:
@@ -72,7 +96,7 @@ def warnings(expected: dict[str, str], found: dict[str, str]) -> tuple[str, ...]
     A merged artifact lists the values of its parts: ``"2 or 8"``. Each of them is as good.
     """
     captured = expected.get("threads")
-    if captured is None or found.get("threads") in captured.split(" or "):
+    if captured is None or found.get("threads") in captured.split(OR):
         return ()
     return (
         f"captured with torch.get_num_threads() == {captured}, this process has "

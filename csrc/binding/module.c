@@ -119,7 +119,8 @@ core_torch(core_state *state, const char *name)
 PyDoc_STRVAR(core_bind_torch_doc,
              "bind_torch(names, /)\n--\n\n"
              "Add private torch names to the table that C code uses.\n\n"
-             "*names* is a dict str -> object. Called by precomp.torch_api only.");
+             "*names* is a dict str -> object. Called by precomp.torch_api and\n"
+             "precomp.serve.cuda.");
 
 static PyObject *
 core_bind_torch(PyObject *module, PyObject *names)

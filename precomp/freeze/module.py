@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from precomp import data, operators, torch_api
+from precomp.freeze.cuda import freeze_launch, is_triton
 from precomp.freeze.kernel import freeze_kernel
 from precomp.freeze.store import Store, Unsupported
 from precomp.freeze.values import Unencodable, encode
@@ -73,6 +74,9 @@ def module_record(graph: Any, store: Store) -> dict[str, Any]:
     return {
         "code": marshal.dumps(code, data.VERSION),
         "kernels": kernels,
+        "cuda": tuple(
+            (name, freeze_launch(kernel, store)) for name, kernel in sorted(linker.triton.items())
+        ),
         "extern": tuple(sorted(linker.extern.items())),
         "constants": constants,
         "ops": tuple(sorted(linker.operators.values())),
@@ -88,10 +92,10 @@ def _refuse(graph: Any) -> None:
         )
     if not getattr(graph, "source_code", None):
         raise Unsupported("Inductor kept no source of the module")
-    devices = sorted(set(graph.device_types) - {"cpu"})
+    devices = sorted(set(graph.device_types) - {"cpu", "cuda"})
     if devices:
         raise Unsupported(
-            f"the module runs on {', '.join(devices)}; only CPU modules can be frozen"
+            f"the module runs on {', '.join(devices)}; modules for the CPU and CUDA can be frozen"
         )
     if graph.frozen_param_names:
         raise Unsupported("frozen parameters (torch._inductor.config.freezing)")
@@ -99,15 +103,22 @@ def _refuse(graph: Any) -> None:
         raise Unsupported(f"torchbind constants: {', '.join(sorted(graph.torchbind_constants))}")
     if graph.opaque_value_type_classes:
         raise Unsupported(f"opaque types: {', '.join(sorted(graph.opaque_value_type_classes))}")
-    if graph.inputs_to_check or getattr(graph, "_defers_input_alignment", False):
-        raise Unsupported("inputs whose alignment must be checked")
     if graph._wrap_compiled_regions:
         raise Unsupported("torch._inductor.config.wrap_inductor_compiled_regions")
 
 
+def _without_alignment(call: Any) -> Any:
+    """What torch's check of the inputs' alignment wraps; the plan makes that check."""
+    wrapper = torch_api.capture().align_inputs_from_check_idxs
+    if isinstance(call, FunctionType) and call.__code__ in wrapper.__code__.co_consts:
+        index = call.__code__.co_freevars.index("model")
+        return (call.__closure__ or ())[index].cell_contents
+    return call
+
+
 def _namespace(graph: Any) -> dict[str, Any]:
     """Globals of the file that Inductor generated and loaded for *graph*."""
-    call = graph.current_callable
+    call = _without_alignment(graph.current_callable)
     function = getattr(call, "__func__", call)
     if not isinstance(function, FunctionType):
         raise Unsupported(f"its callable is a {type(call).__qualname__}, not a Python function")
@@ -125,14 +136,16 @@ def _namespace(graph: Any) -> dict[str, Any]:
     return space
 
 
-def _constant(name: str, tensor: Any) -> tuple[str, str, tuple[int, ...], tuple[int, ...], bytes]:
-    """(name, dtype, shape, strides in elements, bytes of the elements between first and last)."""
+def _constant(
+    name: str, tensor: Any
+) -> tuple[str, str, str, tuple[int, ...], tuple[int, ...], bytes]:
+    """(name, device, dtype, shape, strides in elements, bytes from first to last element)."""
     if not isinstance(tensor, torch.Tensor):
         raise Unsupported(f"constant {name} is a {type(tensor).__qualname__}")
     tensor = tensor.detach()
     if type(tensor) is not torch.Tensor:
         raise Unsupported(f"constant {name} is a tensor subclass: {type(tensor).__qualname__}")
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in ("cpu", "cuda"):
         raise Unsupported(f"constant {name} is on {tensor.device}")
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise Unsupported(f"constant {name} is not a strided tensor: {tensor.layout}")
@@ -142,7 +155,8 @@ def _constant(name: str, tensor: Any) -> tuple[str, str, tuple[int, ...], tuple[
     span = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     flat = tensor.as_strided((span,), (1,), tensor.storage_offset()).view(torch.uint8)
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return name, dtype, shape, strides, flat.contiguous().numpy().tobytes()
+    content = flat.contiguous().cpu().numpy().tobytes()
+    return name, str(tensor.device), dtype, shape, strides, content
 
 
 def _kernel_path(value: Any) -> str | None:
@@ -210,6 +224,7 @@ class _Linker:
         self.tensors: dict[str, Any] = dict(graph.constants or {})
         self.extern: dict[str, Any] = {}
         self.kernels: dict[str, str] = {}
+        self.triton: dict[str, Any] = {}
         self.constants: dict[str, Any] = {}
         self.operators: dict[str, operators.Description] = {}
         self.defined: set[str] = set()
@@ -290,6 +305,10 @@ class _Linker:
         path = _kernel_path(value)
         if path is not None:
             self.kernels[mine] = path
+            self.defined.add(mine)
+            return mine
+        if is_triton(value):
+            self.triton[mine] = value
             self.defined.add(mine)
             return mine
         binding = None if prefix else self.bindings.get(name)

@@ -39,7 +39,9 @@ class Loaded:
         # Entries of one code are tried in the order in which torch compiled them.
         order = dict.fromkeys(digest for rules in self.rules for digest in rules["order"])
         self.frames = [Entry(self, loads(blobs[digest])) for digest in order]
-        self.entries = tuple(("kernel", "kernel", digest) for digest in kinds.get("kernel", ()))
+        self.entries = tuple(
+            (kind, kind, digest) for kind in ("kernel", "cubin") for digest in kinds.get(kind, ())
+        )
         self.kernel = KernelTable(self)
         self._modules: dict[str, Callable[..., Any]] = {}
         self._plans: dict[str, Callable[..., Any]] = {}

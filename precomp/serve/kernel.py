@@ -1,4 +1,7 @@
-"""``kernel`` entries -> callables: each is loaded once per process, whoever asks first."""
+"""``kernel`` entries -> callables: each is loaded once per process, whoever asks first.
+
+Images of kernels for GPUs (``cubin`` entries) belong to the artifact, see precomp.serve.cuda.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from precomp import _core, torch_api
+from precomp.serve.cuda import CudaTable
 
 Kernel = Callable[..., None]
 
@@ -46,6 +50,9 @@ class KernelTable:
         torch_api.serve()  # binds the address of torch's data accessor
         self._artifact = artifact
         self.digests = tuple(entry[2] for entry in artifact.entries if entry[0] == "kernel")
+        images = (entry[2] for entry in artifact.entries if entry[0] == "cubin")
+        #: The launcher of a launch record.
+        self.launcher = CudaTable(artifact, images)
 
     def __call__(self, digest: str) -> Kernel:
         """The kernel with this digest. Raises PrecompError when it cannot be loaded."""
@@ -57,6 +64,8 @@ class KernelTable:
 
     def load(self, digests: Iterable[str] | None = None) -> None:
         """Load *digests* (default: all kernels of the artifact), those that are not loaded yet."""
+        if digests is None:
+            self.launcher.load()
         with _lock:
             missing = [
                 digest

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from precomp import _core, operators, torch_api
+from precomp.serve.kernel import KernelTable
 
 #: Raised by ``load`` when an operator is missing or differs from the captured one.
 StaleModule = _core.Stale
@@ -18,19 +19,21 @@ StaleModule = _core.Stale
 _NAME = "precomp.module"
 
 
-def load(record: dict[str, Any], kernel: Callable[[str], Callable[..., Any]]) -> Callable[..., Any]:
+def load(record: dict[str, Any], kernels: KernelTable) -> Callable[..., Any]:
     """The ``call`` of a frozen module: takes a list of inputs, empties it, returns a tuple.
 
-    *kernel* gives the function of a kernel by its digest (``KernelTable``). Raises ``_core.Stale``
-    when an operator that the module calls is missing or has changed since capture. Constants are
-    made anew and live as long as the function.
+    Raises ``_core.Stale`` when an operator that the module calls is missing or has changed since
+    capture, CudaError when a kernel cannot be launched on this machine. Constants are made anew and
+    live as long as the function.
     """
     _check_operators(record["ops"])
     namespace: dict[str, Any] = {"__builtins__": builtins, "__name__": _NAME}
     for name, encoded in record["extern"]:
         namespace[name] = _core.decode(encoded)
     for name, digest in record["kernels"]:
-        namespace[name] = kernel(digest)
+        namespace[name] = kernels(digest)
+    for name, launch in record["cuda"]:
+        namespace[name] = kernels.launcher(launch)
     for name, *description in record["constants"]:
         namespace[name] = _constant(*description)
     code = marshal.loads(record["code"])
@@ -58,9 +61,11 @@ def _check_operators(described: tuple[operators.Description, ...]) -> None:
             raise _core.Stale(f"operator {qualname}: changed since capture: {', '.join(changed)}")
 
 
-def _constant(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], data: bytes) -> Any:
+def _constant(
+    device: str, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], data: bytes
+) -> Any:
     """A tensor in memory of torch's own allocator, aligned as the captured one was."""
-    flat = torch.empty(len(data), dtype=torch.uint8)
+    flat = torch.empty(len(data), dtype=torch.uint8, device=device)
     if data:
         flat.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     return flat.view(getattr(torch, dtype)).as_strided(shape, strides)

@@ -195,6 +195,15 @@ CAPTURE: dict[str, str] = {
     "OpOverloadPacket": "torch._ops:OpOverloadPacket",
     "OpNamespace": "torch._ops:_OpNamespace",
     "Ops": "torch._ops:_Ops",
+    "align_inputs_from_check_idxs": "torch._inductor.utils:align_inputs_from_check_idxs",
+    "CachingAutotuner": "torch._inductor.runtime.triton_heuristics:CachingAutotuner",
+    "GridExpr": "torch._inductor.runtime.triton_heuristics:GridExpr",
+    "StaticTritonKernel": (
+        "torch._inductor.runtime.static_triton_launcher:StaticallyLaunchedTritonKernel"
+    ),
+    "get_constexprs": "torch._inductor.runtime.triton_helpers:get_constexprs",
+    "triton_cache_dir": "torch._inductor.runtime.cache_dir_utils:triton_cache_dir",
+    "triton_hash_to_path_key": "torch._inductor.runtime.runtime_utils:triton_hash_to_path_key",
 }
 
 # ---------------------------------------------------------------- stand-in

@@ -79,7 +79,6 @@ def graph(case: dict[str, Any]) -> Any:
         frozen_param_names={},
         torchbind_constants=dict.fromkeys(case.get("torchbind", ())),
         opaque_value_type_classes=dict.fromkeys(case.get("opaque", ())),
-        inputs_to_check=case.get("check", ()),
         _defers_input_alignment=False,
         _wrap_compiled_regions=False,
     )

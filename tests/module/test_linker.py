@@ -56,10 +56,9 @@ REFUSED = {
 }
 
 REFUSED_GRAPHS = {
-    "device": ({"devices": ["cpu", "cuda"]}, "the module runs on cuda"),
+    "device": ({"devices": ["cpu", "xpu"]}, "the module runs on xpu"),
     "torchbind": ({"torchbind": ["_torchbind_obj0"]}, "torchbind constants: _torchbind_obj0"),
     "opaque type": ({"opaque": ["Mesh"]}, "opaque types: Mesh"),
-    "alignment": ({"check": [0]}, "alignment"),
     "wrapped callable": ({"callable": "lambda args: call(args)"}, "not the function 'call'"),
     "builtin callable": ({"callable": "len"}, "builtin_function_or_method"),
     "sparse constant": ({"bad": ["sparse"]}, "constant sparse is not a strided tensor"),

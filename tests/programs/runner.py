@@ -14,6 +14,7 @@ import argparse
 import ctypes
 import gc
 import hashlib
+import importlib
 import json
 import logging
 import os
@@ -154,7 +155,7 @@ def plain(torch, value):
     """*value* as JSON: tensors become what two processes have to agree on."""
     if isinstance(value, torch.Tensor):
         t = value.detach()
-        raw = t.contiguous()
+        raw = t.contiguous().cpu()
         data = ctypes.string_at(raw.data_ptr(), raw.numel() * raw.element_size())
         digest = hashlib.sha256(data).hexdigest()
         first = "" if not t.numel() else repr(t.flatten()[0].item())
@@ -209,6 +210,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("side", choices=("eager", "compiled", "capture", "serve"))
     parser.add_argument("names", nargs="+", help="for capture and serve the first is the directory")
+    parser.add_argument("--programs", default="programs", help="the module that holds PROGRAMS")
     parser.add_argument("--threads", action="store_true")
     parser.add_argument("--noise", action="store_true")
     options = parser.parse_args()
@@ -230,14 +232,13 @@ def main() -> int:
     elif options.side == "capture":
         import precomp
 
-    from programs import PROGRAMS
-
+    programs = importlib.import_module(options.programs).PROGRAMS
     noise = Noise() if options.noise else None
     with gate as entered:
         if noise:
             noise.start()
         for name in names:
-            program = PROGRAMS[name]
+            program = programs[name]
             try:
                 if options.side == "capture":
                     with precomp.capture(reset=True) as capture:

@@ -1,0 +1,157 @@
+"""A Triton kernel of Inductor that ran -> its launch record and ``cubin`` entry.
+
+What is stored is the configuration that was really launched, after all tuning (docs/internals.md,
+section 4.7); nothing of it depends on the place of a cache or on the process.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from precomp import _core, torch_api
+from precomp.freeze.grid import compile_grid
+from precomp.freeze.store import Store, Unsupported
+
+# Triton's types of scalar parameters -> codes of a launch record; a bool is one byte.
+_SCALARS = {
+    "i1": "B", "i8": "b", "i16": "h", "i32": "i", "i64": "l",
+    "u1": "B", "u8": "B", "u16": "H", "u32": "I", "u64": "K",
+    "fp16": "e", "bf16": "y", "fp32": "f", "f32": "f", "fp64": "d",
+}  # fmt: skip
+
+
+def is_triton(value: Any) -> bool:
+    """Whether *value* is a Triton kernel as ``async_compile.triton`` makes it."""
+    return isinstance(value, torch_api.capture().CachingAutotuner)
+
+
+def freeze_launch(autotuner: Any, store: Store) -> dict[str, Any]:
+    """Store the kernel of *autotuner* and return its launch record.
+
+    Raises Unsupported when no single configuration was launched while capturing, and for kernels
+    whose parameters or launch have no frozen form.
+    """
+    result = _launched(autotuner)
+    kernel = result.kernel
+    meta = result.compile_meta
+    if meta.get("device_type", "cuda") != "cuda":
+        raise Unsupported(f"a Triton kernel for {meta['device_type']}")
+    static = isinstance(kernel, torch_api.capture().StaticTritonKernel)
+    launch = _static_launch(kernel) if static else _launch(kernel)
+    names, constants = (
+        (kernel.arg_names, frozenset(kernel.full_constexprs))
+        if static
+        else (kernel.src.fn.arg_names, frozenset(k[0] for k in kernel.src.constants))
+    )
+    constexprs = (
+        kernel.declared_constexprs if static else torch_api.capture().get_constexprs(kernel.src.fn)
+    )
+    _, arguments, absent = result._get_arg_lists(names, constexprs)
+    signature = meta["signature"]
+    parameters = [
+        name
+        for i, name in enumerate(names)
+        if i not in constants
+        and name not in absent
+        and signature.get(name, "constexpr") != "constexpr"
+    ]
+    grid = torch_api.capture().GridExpr.from_meta(result.inductor_meta, result.config)
+    image = _core.strip_cubin(_image(kernel, meta, static))
+    arch = int(meta["cc"])
+    return {
+        "cubin": store.add("cubin", f"sm_{arch}", image),
+        "arch": arch,
+        "args": len(arguments),
+        "codes": "".join(_code(signature[name]) for name in parameters),
+        "select": tuple(arguments.index(name) for name in parameters),
+        "grid": compile_grid(grid.prefix, (grid.x_grid, grid.y_grid, grid.z_grid), arguments),
+        "tensormaps": (),
+        **launch,
+    }
+
+
+def _launched(autotuner: Any) -> Any:
+    """The compile result whose launcher ran."""
+    launchers = autotuner.launchers
+    if len(launchers) != 1:
+        raise Unsupported(
+            "a Triton kernel that was not launched while capturing: "
+            f"{len(launchers)} configurations are left"
+        )
+    if autotuner.inductor_meta.get("store_cubin"):
+        raise Unsupported("triton.store_cubin")
+    config = launchers[0].config
+    for result in autotuner.compile_results:
+        if result.config is config:
+            return result
+    raise Unsupported("a Triton kernel whose launched configuration torch did not keep")
+
+
+def _static_launch(kernel: Any) -> dict[str, Any]:
+    """What torch keeps of a kernel that its static launcher can launch."""
+    return {
+        "symbol": kernel.name,
+        "num_warps": int(kernel.num_warps),
+        "num_ctas": 1,
+        "shared": int(kernel.shared),
+        "pdl": False,
+        "cooperative": False,
+        "scratch": ((0, 1),) * (bool(kernel.has_global_scratch) + bool(kernel.has_profile_scratch)),
+    }
+
+
+def _launch(kernel: Any) -> dict[str, Any]:
+    """The same of a kernel as Triton holds it."""
+    meta = kernel.metadata
+    scratch = []
+    for name in ("global_scratch", "profile_scratch"):
+        if hasattr(meta, f"{name}_size"):
+            scratch.append(
+                (int(getattr(meta, f"{name}_size")), int(getattr(meta, f"{name}_align")))
+            )
+    if getattr(meta, "tensordesc_meta", None):
+        raise Unsupported("a Triton kernel with tensor descriptors made on the host")
+    return {
+        "symbol": meta.name,
+        "num_warps": int(meta.num_warps),
+        "num_ctas": int(meta.num_ctas),
+        "shared": int(meta.shared),
+        "pdl": bool(getattr(meta, "launch_pdl", False)),
+        "cooperative": bool(getattr(meta, "launch_cooperative_grid", False)),
+        "scratch": tuple(scratch),
+    }
+
+
+def _code(kind: str) -> str:
+    if kind.startswith("*"):
+        return "P"
+    try:
+        return _SCALARS[kind]
+    except KeyError:
+        raise Unsupported(f"a Triton kernel with a parameter of type {kind}") from None
+
+
+def _image(kernel: Any, meta: dict[str, Any], static: bool) -> bytes:
+    """The cubin: from the kernel itself, or from the directory where Triton keeps it.
+
+    The file's name is not relied on: Triton cuts long names, torch does not.
+    """
+    if not static:
+        return bytes(kernel.asm["cubin"])
+    raw = getattr(kernel, "cubin_raw", None)
+    if raw is not None:
+        return bytes(raw)
+    names = torch_api.capture()
+    directory = os.path.join(
+        names.triton_cache_dir(meta.get("device", 0) or 0),
+        names.triton_hash_to_path_key(kernel.hash),
+    )
+    try:
+        files = [name for name in os.listdir(directory) if name.endswith(".cubin")]
+        if len(files) != 1:
+            raise Unsupported(f"{directory}: expected one cubin, found {len(files)}")
+        with open(os.path.join(directory, files[0]), "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise Unsupported(f"the kernel's file cannot be read: {error}") from error

@@ -1,0 +1,213 @@
+"""Programs for a GPU: those of ``programs`` that train, and models that need one.
+
+Run by ``runner.py --programs gpu_programs`` (tools/gpu_programs.sh). Gradients of embeddings are
+sums by atomic additions on a GPU, so token ids all differ: then every order gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import programs
+import torch
+from programs import Program, Run, Step, gradients, state, training
+from torch import nn
+from torch.nn import functional as F
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+DEVICE = "cuda"
+_batches = programs.batches
+
+
+def batches(*shapes, n):
+    for x, y in _batches(*shapes, n=n):
+        yield x.to(DEVICE), y.to(DEVICE)
+
+
+programs.batches = batches
+
+
+def on_gpu(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    return lambda: make().to(DEVICE)
+
+
+class Language(nn.Module):
+    """A 4-layer transformer over 8192 tokens in bfloat16 autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(8192, 256)
+        layer = nn.TransformerEncoderLayer(256, 8, 1024, batch_first=True, dropout=0.1)
+        self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(256)
+        self.head = nn.Linear(256, 8192, bias=False)
+
+    def forward(self, tokens, targets):
+        with torch.autocast(DEVICE, torch.bfloat16):
+            x = self.norm(self.encoder(self.token(tokens)))
+            return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+
+class GPT2(nn.Module):
+    """GPT-2 of transformers with random weights: 4 of its 12 layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        config = GPT2Config(n_layer=4, n_embd=256, n_head=4, vocab_size=8192, use_cache=False)
+        self.model = GPT2LMHeadModel(config)
+
+    def forward(self, tokens, targets):
+        logits = self.model(tokens).logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, inner: int, outer: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inner, width, 1, bias=False)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.conv3 = nn.Conv2d(width, outer, 1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
+        self.norm3 = nn.BatchNorm2d(outer)
+        self.down = None
+        if stride != 1 or inner != outer:
+            self.down = nn.Sequential(
+                nn.Conv2d(inner, outer, 1, stride, bias=False), nn.BatchNorm2d(outer)
+            )
+
+    def forward(self, x):
+        y = F.relu(self.norm1(self.conv1(x)))
+        y = F.relu(self.norm2(self.conv2(y)))
+        y = self.norm3(self.conv3(y))
+        return F.relu(y + (x if self.down is None else self.down(x)))
+
+
+class ResNet50(nn.Module):
+    """He et al. 2015, table 1; the stride is in the 3x3 convolution, as in torchvision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks, inner = [], 64
+        for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+            for i in range(count):
+                blocks.append(Bottleneck(inner, 4 * width, width, stride if i == 0 else 1))
+                inner = 4 * width
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
+            nn.MaxPool2d(3, 2, 1),
+        )  # fmt: skip
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(2048, 10)
+
+    def forward(self, x):
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+if triton is not None:
+
+    @triton.jit
+    def scale_add_kernel(x, y, out, n, factor, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = at < n
+        value = tl.load(x + at, mask=inside) + factor * tl.load(y + at, mask=inside)
+        tl.store(out + at, value, mask=inside)
+
+
+class UserKernel(nn.Module):
+    """A Triton kernel of the user inside compiled code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x):
+        x = self.linear(x)
+        out = torch.empty_like(x)
+        n = x.numel()
+        scale_add_kernel[(triton.cdiv(n, 256),)](x.detach(), x.detach(), out, n, 0.5, BLOCK=256)
+        return torch.relu(out).sum(1)
+
+
+def reductions(x, w, b):
+    y = F.layer_norm(x, (x.shape[-1],), w, b).relu() * 2 + x.sin()
+    return torch.softmax(y.float(), -1).to(x.dtype), y.sum(0), y.amax(), (x @ x.t()).cos()
+
+
+def language(make: Callable[[], nn.Module]) -> Callable[[], Run]:
+    """Trains on token ids that are all different."""
+
+    def build() -> Run:
+        torch.manual_seed(0)
+        model = make().to(DEVICE).train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        compiled = torch.compile(model)
+
+        def run(step: Step) -> Any:
+            losses, grads = [], []
+            generator = torch.Generator().manual_seed(1)
+            for _ in range(5):
+                tokens = torch.randperm(8192, generator=generator)[: 4 * 128].view(4, 128)
+                tokens, targets = tokens.to(DEVICE), tokens.roll(1).to(DEVICE)
+                with step():
+                    loss = compiled(tokens, targets)
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                    losses.append(loss.detach().clone())
+                    grads.append(gradients(model))
+            with step():
+                return {"losses": losses, "gradients": grads, "state": state(model)}
+
+        return run
+
+    return build
+
+
+def calls(make: Callable[[], Callable[..., Any]], *shapes: tuple[int, ...]) -> Callable[[], Run]:
+    """Calls without gradients, in bfloat16 where it is a plain function."""
+
+    def build() -> Run:
+        torch.manual_seed(0)
+        function = make()
+        compiled = torch.compile(function)
+        inputs = [torch.randn(shape, device=DEVICE) for shape in shapes]
+
+        def run(step: Step) -> Any:
+            with torch.no_grad():
+                results = []
+                for _ in range(3):
+                    with step():
+                        results.append(compiled(*inputs))
+                return results
+
+        return run
+
+    return build
+
+
+# Programs of the CPU that train, by the names they have there.
+TRAINING = {
+    "mlp": (programs.MLP, (8, 32)),
+    "enc": (programs.Encoder, (4, 16, 64)),
+    "bn": (programs.ConvNorm, (4, 3, 8, 8)),
+    "rnd": (programs.Random, (8, 32)),
+    "ck": (programs.Checkpointed, (8, 32)),
+    "brk": (programs.GraphBreaks, (8, 32)),
+}
+PROGRAMS: dict[str, Program] = {
+    **{name: Program(training(on_gpu(make), shape)) for name, (make, shape) in TRAINING.items()},
+    "dyn": Program(training(on_gpu(programs.MLP), (8, 32), mark_dynamic=True)),
+    "language": Program(language(Language)),
+    "gpt2": Program(language(GPT2)),
+    "resnet50": Program(training(on_gpu(ResNet50), (4, 3, 64, 64))),
+    "reductions": Program(calls(lambda: reductions, (333, 1024), (1024,), (1024,))),
+    "user_kernel": Program(calls(on_gpu(UserKernel), (300, 64))),
+}

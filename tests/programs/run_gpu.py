@@ -1,0 +1,100 @@
+"""Compiles, captures and serves the programs of ``gpu_programs`` and compares the bits.
+
+``python run_gpu.py OUT.json [NAME...]``. Exit status 0: all the same bits.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "support"))
+
+from processes import differences  # noqa: E402
+
+KEPT = ("LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+
+
+def run(side: str, place: Path, *arguments: str, compiler: bool = True) -> dict[str, Any]:
+    place.mkdir(parents=True)
+    env = {name: os.environ[name] for name in KEPT if name in os.environ} | {
+        "HOME": str(place),
+        "TMPDIR": str(place),
+        "TORCHINDUCTOR_CACHE_DIR": str(place / "inductor"),
+        "TRITON_CACHE_DIR": str(place / "triton"),
+        "PATH": os.environ["PATH"] if compiler else "/nonexistent",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, str(HERE / "runner.py"), side, "--programs", "gpu_programs", *arguments],
+        cwd=place, env=env, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        return {"failed": (done.stdout + done.stderr)[-3000:]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def one(name: str, root: Path) -> dict[str, Any]:
+    """What happened to one program: a report with ``ok`` and what is wrong."""
+    place = root / name
+    captured = run("capture", place / "capture", str(place), name)
+    compiled = run("compiled", place / "compiled", name)
+    report: dict[str, Any] = {"name": name, "ok": False}
+    for side, facts in (("capture", captured), ("compiled", compiled)):
+        wrong = facts.get("failed") or facts["errors"].get(name)
+        if wrong:
+            return report | {"side": side, "wrong": wrong}
+    report["artifact_bytes"] = (place / f"{name}.precomp").stat().st_size
+    report["captured"] = captured["reports"][name]
+    served = run("serve", place / "serve", str(place), name, compiler=False)
+    wrong = served.get("failed") or served["errors"].get(name)
+    if wrong:
+        return report | {"side": "serve", "wrong": wrong}
+    expected = compiled["results"][name]
+    report["compiled_differs_from_itself"] = differences(expected, captured["results"][name])[:3]
+    report["differences"] = differences(expected, served["results"][name])[:5]
+    report["violations"] = served["violations"]
+    report["compiler"] = served["compiler"]
+    report["spawns"] = served["spawns"]
+    report["coverage"] = served["coverage"]
+    allowed = {"triton"} if name == "user_kernel" else set()
+    report["ok"] = not (
+        report["differences"] or served["violations"] or set(served["compiler"]) - allowed
+        or served["spawns"]
+    )  # fmt: skip
+    return report
+
+
+def main() -> int:
+    out, *names = sys.argv[1:]
+    sys.path.insert(0, str(HERE))
+    import torch
+    from gpu_programs import PROGRAMS
+
+    with tempfile.TemporaryDirectory(prefix="precomp-gpu-") as temporary:
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            jobs = [pool.submit(one, name, Path(temporary)) for name in names or PROGRAMS]
+            reports = []
+            for job in concurrent.futures.as_completed(jobs):
+                reports.append(job.result())
+                print(json.dumps(reports[-1])[:1500], flush=True)
+    found = {
+        "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name(0),
+        "programs": sorted(reports, key=lambda row: row["name"]),
+    }
+    Path(out).write_text(json.dumps(found, indent=1) + "\n")
+    wrong = [row["name"] for row in reports if not row["ok"]]
+    print(f"{len(reports)} programs, {len(wrong)} wrong: {wrong}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
