@@ -30,19 +30,38 @@ class Encoder(nn.Module):
         return self.head(self.encoder(x).mean(1))
 
 
-PROGRAMS = {"mlp": (MLP, (8, 32)), "enc": (Encoder, (4, 16, 64))}
+class Language(nn.Module):
+    """A 4-layer transformer over 8192 tokens in bfloat16; the output is that of the last token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(64, 512)
+        layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, dropout=0.1)
+        self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.head = nn.Linear(512, 8192, bias=False)
+
+    def forward(self, x):
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return self.head(self.encoder(self.embed(x))[:, -1]).float()
+
+
+PROGRAMS = {
+    "mlp": (MLP, (8, 32)),
+    "enc": (Encoder, (4, 16, 64)),
+    "language": (Language, (8, 256, 64)),  # for a GPU
+}
 
 
 class Work:
     """One program, ready to run: ``step()`` is a training step or an inference call."""
 
-    def __init__(self, name: str, kind: str, compile: bool) -> None:
+    def __init__(self, name: str, kind: str, compile: bool, device: str = "cpu") -> None:
         make, shape = PROGRAMS[name]
         torch.manual_seed(0)
-        self.model = make().train(kind == "train")
+        self.model = make().to(device).train(kind == "train")
         self.compiled = torch.compile(self.model) if compile else self.model
-        self.x = torch.randn(shape)
-        self.y = torch.randint(0, 10, shape[:1])
+        self.x = torch.randn(shape, device=device)
+        self.y = torch.randint(0, 10, shape[:1], device=device)
         self.step = self.train if kind == "train" else self.infer
         if kind == "train":
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)

@@ -49,7 +49,9 @@ def machine() -> dict[str, Any]:
             if line.startswith("model name"):
                 model = line.partition(":")[2].strip()
                 break
+    gpu = {"gpu": torch.cuda.get_device_name(0)} if torch.cuda.is_available() else {}
     return {
+        **gpu,
         "cpu": model,
         "cores": len(os.sched_getaffinity(0)),
         "capability": torch.backends.cpu.get_cpu_capability(),

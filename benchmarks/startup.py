@@ -1,6 +1,6 @@
 """Time from the end of ``import torch`` to the end of the first step, each in a fresh process.
 
-    python benchmarks/startup.py [--repeat 5] [--programs enc mlp] [--output FILE]
+    python benchmarks/startup.py [--repeat 5] [--programs enc mlp] [--device cpu] [--output FILE]
 
 Variants: eager; torch.compile with cold caches; with a warm Inductor cache; with a Mega-Cache
 (torch.compiler.save_cache_artifacts) loaded into empty caches; with caching_precompile, warm; and
@@ -24,7 +24,7 @@ TORCH_WARM = ("warm", "megacache", "precompile")
 VARIANTS = ("eager", *TORCH_WARM, "prepared")
 
 
-def worker(variant: str, program: str, kind: str, file: str) -> None:
+def worker(variant: str, program: str, kind: str, device: str, file: str) -> None:
     """One fresh process. Prints the seconds from ``import torch`` on."""
     import torch
 
@@ -44,12 +44,14 @@ def worker(variant: str, program: str, kind: str, file: str) -> None:
         capture.__enter__()
     from bench_programs import Work
 
-    work = Work(program, kind, compile=variant != "eager")
+    work = Work(program, kind, variant != "eager", device)
     if variant == "prepared":
         with precomp.strict_no_compile():
             work.step()
     else:
         work.step()
+    if device == "cuda":
+        torch.cuda.synchronize()
     seconds = time.perf_counter() - start
     if capture is not None:
         capture.__exit__(None, None, None)
@@ -70,7 +72,7 @@ def import_worker() -> None:
     print(json.dumps({"seconds": seconds}))
 
 
-def measure(program: str, kind: str, repeat: int, root: Path) -> dict:
+def measure(program: str, kind: str, device: str, repeat: int, root: Path) -> dict:
     from processes import run, summary
 
     script = Path(__file__).resolve()
@@ -80,7 +82,9 @@ def measure(program: str, kind: str, repeat: int, root: Path) -> dict:
 
     def go(variant: str, file: Path | str = "-", cache: Path | None = None, **options) -> dict:
         place = cache or base / f"fresh-{next(fresh)}"
-        found = run(script, "--worker", variant, program, kind, file, cache=place, **options)
+        found = run(
+            script, "--worker", variant, program, kind, device, file, cache=place, **options
+        )
         if cache is None:
             shutil.rmtree(place)
         return found
@@ -107,6 +111,7 @@ def measure(program: str, kind: str, repeat: int, root: Path) -> dict:
     return {
         "seconds": result,
         "artifact_bytes": artifact.stat().st_size,
+        "mega_cache_bytes": mega.stat().st_size,
         "prepared_to_eager": round(median["prepared"] / median["eager"], 4),
         "prepared_minus_eager_s": round(median["prepared"] - median["eager"], 6),
         "best_warm_start_of_torch": best,
@@ -132,7 +137,8 @@ def main() -> int:
     parser.add_argument("--programs", nargs="+", default=["enc", "mlp"])
     parser.add_argument("--kinds", nargs="+", default=["train", "infer"])
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")
-    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--import-worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -156,7 +162,7 @@ def main() -> int:
             "machine": machine(),
             "import_precomp_s": summary(imports),
             "programs": {
-                f"{program} {kind}": measure(program, kind, options.repeat, root)
+                f"{program} {kind}": measure(program, kind, options.device, options.repeat, root)
                 for program in options.programs
                 for kind in options.kinds
             },

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The programs of tests/programs/gpu_programs.py on a machine with an NVIDIA GPU and torch, without a
-# package registry or pytest: compiled twice, captured, and served in a fresh process without a
-# compiler on PATH and with empty caches; losses, gradients and parameters must be the same bits.
+# package registry or pytest: captured, and served in a fresh process without a compiler on PATH and
+# with empty caches; losses, gradients and parameters must be the same bits.
 #
 #   OUT=FOLDER tools/gpu_programs.sh [NAME...]
 #

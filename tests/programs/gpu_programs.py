@@ -15,12 +15,6 @@ from programs import Program, Run, Step, gradients, state, training
 from torch import nn
 from torch.nn import functional as F
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:
-    triton = None
-
 DEVICE = "cuda"
 _batches = programs.batches
 
@@ -111,29 +105,19 @@ class ResNet50(nn.Module):
         return self.head(self.blocks(self.stem(x)).mean((2, 3)))
 
 
-if triton is not None:
-
-    @triton.jit
-    def scale_add_kernel(x, y, out, n, factor, BLOCK: tl.constexpr):
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        inside = at < n
-        value = tl.load(x + at, mask=inside) + factor * tl.load(y + at, mask=inside)
-        tl.store(out + at, value, mask=inside)
-
-
 class UserKernel(nn.Module):
     """A Triton kernel of the user inside compiled code."""
 
     def __init__(self) -> None:
         super().__init__()
+        from gpu_kernel import scale_add  # imports triton, as the user's file does
+
+        self.scale_add = scale_add
         self.linear = nn.Linear(64, 64)
 
     def forward(self, x):
         x = self.linear(x)
-        out = torch.empty_like(x)
-        n = x.numel()
-        scale_add_kernel[(triton.cdiv(n, 256),)](x.detach(), x.detach(), out, n, 0.5, BLOCK=256)
-        return torch.relu(out).sum(1)
+        return torch.relu(self.scale_add(x, x, 0.5)).sum(1)
 
 
 def reductions(x, w, b):
@@ -198,7 +182,6 @@ TRAINING = {
     "mlp": (programs.MLP, (8, 32)),
     "enc": (programs.Encoder, (4, 16, 64)),
     "bn": (programs.ConvNorm, (4, 3, 8, 8)),
-    "rnd": (programs.Random, (8, 32)),
     "ck": (programs.Checkpointed, (8, 32)),
     "brk": (programs.GraphBreaks, (8, 32)),
 }

@@ -1,5 +1,6 @@
-"""Compiles, captures and serves the programs of ``gpu_programs`` and compares the bits.
+"""Captures and serves the programs of ``gpu_programs`` and compares the bits.
 
+The reference is the captured run: another compiled run may tune other configurations.
 ``python run_gpu.py OUT.json [NAME...]``. Exit status 0: all the same bits.
 """
 
@@ -20,6 +21,10 @@ sys.path.insert(0, str(HERE.parent / "support"))
 from processes import differences  # noqa: E402
 
 KEPT = ("LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+
+
+# What a program's own imports load, in eager too.
+ALLOWED = {"user_kernel": {"triton"}, "gpt2": {"sympy", "triton"}}
 
 
 def run(side: str, place: Path, *arguments: str, compiler: bool = True) -> dict[str, Any]:
@@ -45,26 +50,25 @@ def one(name: str, root: Path) -> dict[str, Any]:
     """What happened to one program: a report with ``ok`` and what is wrong."""
     place = root / name
     captured = run("capture", place / "capture", str(place), name)
-    compiled = run("compiled", place / "compiled", name)
     report: dict[str, Any] = {"name": name, "ok": False}
-    for side, facts in (("capture", captured), ("compiled", compiled)):
-        wrong = facts.get("failed") or facts["errors"].get(name)
-        if wrong:
-            return report | {"side": side, "wrong": wrong}
+    wrong = captured.get("failed") or captured["errors"].get(name)
+    if wrong:
+        return report | {"side": "capture", "wrong": wrong}
     report["artifact_bytes"] = (place / f"{name}.precomp").stat().st_size
     report["captured"] = captured["reports"][name]
     served = run("serve", place / "serve", str(place), name, compiler=False)
     wrong = served.get("failed") or served["errors"].get(name)
     if wrong:
         return report | {"side": "serve", "wrong": wrong}
-    expected = compiled["results"][name]
-    report["compiled_differs_from_itself"] = differences(expected, captured["results"][name])[:3]
+    eager = run("eager", place / "eager", name)
+    expected = captured["results"][name]
     report["differences"] = differences(expected, served["results"][name])[:5]
+    report["eager_differs"] = differences(expected, eager["results"][name]) != []
     report["violations"] = served["violations"]
     report["compiler"] = served["compiler"]
     report["spawns"] = served["spawns"]
     report["coverage"] = served["coverage"]
-    allowed = {"triton"} if name == "user_kernel" else set()
+    allowed = ALLOWED.get(name, set())
     report["ok"] = not (
         report["differences"] or served["violations"] or set(served["compiler"]) - allowed
         or served["spawns"]
