@@ -118,7 +118,7 @@ def main() -> None:
     paths: dict[str, Callable[[], object]] = {
         "CudaLauncher": lambda: run(*call, stream=0),
         "CudaLauncher, addresses": lambda: run(*addresses, n, stream=0),
-        "Triton CompiledKernel[grid]": lambda: chosen.compiled[(1, 1, 1)](*call),
+        "Triton CompiledKernel[grid]": lambda: chosen.compiled[(1, 1, 1)](*call, 128),
         "Triton JITFunction[grid]": lambda: add[(1,)](*call, BLOCK=128),
         "torch.add(out=)": lambda: torch.add(tensors[0], tensors[1], out=tensors[2]),
     }

@@ -1,7 +1,7 @@
 """Programs for a GPU: those of ``programs`` that train, and models that need one.
 
-Run by ``runner.py --programs gpu_programs`` (tools/gpu_programs.sh). Gradients of embeddings are
-sums by atomic additions on a GPU, so token ids all differ: then every order gives the same bits.
+Run by ``runner.py --programs gpu_programs`` (tools/gpu_programs.sh), with deterministic algorithms:
+on a GPU cuDNN, attention and gradients of embeddings add atomically by default, in any order.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 from programs import Program, Run, Step, gradients, state, training
 from torch import nn
 from torch.nn import functional as F
+
+torch.use_deterministic_algorithms(True)
 
 DEVICE = "cuda"
 _batches = programs.batches

@@ -36,6 +36,7 @@ def run(side: str, place: Path, *arguments: str, compiler: bool = True) -> dict[
         "TRITON_CACHE_DIR": str(place / "triton"),
         "PATH": os.environ["PATH"] if compiler else "/nonexistent",
         "OMP_NUM_THREADS": "1",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     }
     done = subprocess.run(
         [sys.executable, str(HERE / "runner.py"), side, "--programs", "gpu_programs", *arguments],
