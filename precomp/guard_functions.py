@@ -146,6 +146,21 @@ def read_path(path: Path, f_locals: Any, f_globals: dict[str, Any]) -> Any:
     return value
 
 
+def _same_content(one: Any, other: Any) -> bool:
+    """Equality that tells 1 from True, 0.0 from -0.0, and one order of keys from another."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(_same_content, one, other))
+    if isinstance(one, dict):
+        return len(one) == len(other) and all(map(_same_content, one.items(), other.items()))
+    if isinstance(one, (set, frozenset)):
+        return {(type(item), item) for item in one} == {(type(item), item) for item in other}
+    if isinstance(one, (float, complex)):
+        return repr(one) == repr(other)
+    return bool(one == other)
+
+
 def _relations(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
     """Objects under id guards: same types, same equal/different pattern. Binds to the objects of
     the first call that fits; from then on only these fit."""
@@ -167,7 +182,9 @@ def _relations(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
         groups: dict[int, Any] = {}
         owners: dict[int, int] = {}
         for value, (_, group, kind, equal) in zip(found, targets, strict=True):
-            if type(value) is not kind or (equal is not None and value != equal[0]):
+            if type(value) is not kind:
+                return False
+            if equal is not None and not _same_content(value, equal[0]):
                 return False
             if groups.setdefault(group, value) is not value:
                 return False
@@ -208,7 +225,7 @@ def _late(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
                 type(value) is types.FunctionType
                 and not value.__closure__
                 and not value.__dict__
-                and (value.__defaults__, value.__kwdefaults__) == defaults
+                and _same_content((value.__defaults__, value.__kwdefaults__), defaults)
                 and _core.code_digest(value.__code__) == digest
             )
         else:

@@ -14,6 +14,7 @@ BAD = [
     ("d", ((("l", ()), ("k", 1)),)),
     ("s", (("l", ()),)),
     ("pt", ("P", "builtins", "len", "x"), ("k", 1), ("k", 1)),
+    ("nw", ("P", "builtins", "len", encode(len)[3]), ("t", ()), ("d", ())),
     ("P", "math", "no", ""),
     ("P", "math", "sqrt", "another kind"),
     ("C", "functools", (("a", "partial"),), "digest"),

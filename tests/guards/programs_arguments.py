@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from program_base import AMBIENT, Program, item, program, x
+from program_base import AMBIENT, Program, call, item, program, x
 from programs_shapes import DimRange
 from torch import nn
 
@@ -244,3 +244,102 @@ def orders() -> Program:
             "queue_length": lambda: arguments(queue=(1, 2, 3)),
         },
     )
+
+
+@program
+def layouts() -> Program:
+    image = x(2, 3, 4, 4)
+    weight = x(3, 3)
+    return Program(
+        lambda_sum,
+        (image, weight),
+        {
+            "channels_last": lambda: (image.to(memory_format=torch.channels_last), weight),
+            "expanded": lambda: (x(2, 3, 1, 1).expand(2, 3, 4, 4), weight),
+            "view": lambda: (x(2, 3, 4, 8)[..., ::2], weight),
+            "complex": lambda: (image.to(torch.complex64), weight),
+            "conjugate": lambda: (image.to(torch.complex64).conj(), weight),
+            "bfloat16": lambda: (image.bfloat16(), weight),
+            "meta": lambda: (image.to("meta"), weight),
+            "sparse": lambda: (image, weight.to_sparse()),
+            "no_dimensions": lambda: (image, torch.tensor(1.0)),
+            "inference": lambda: (inference_tensor(), weight),
+            "grad_in_place": lambda: call(
+                lambda: weight.requires_grad_(True), lambda: weight.requires_grad_(False)
+            ),
+            "data_in_place": lambda: call(lambda: weight.mul_(2), lambda: weight.div_(2)),
+        },
+    )
+
+
+def lambda_sum(image, weight):
+    return image.sum() + weight.sum()
+
+
+def inference_tensor() -> torch.Tensor:
+    with torch.inference_mode():
+        return x(2, 3, 4, 4)
+
+
+def which_constant(t, values):
+    for place, value in enumerate(values):
+        if value is Ellipsis:
+            t = t + place
+        elif value is torch.float32:
+            t = t * 2
+        elif value == ():
+            t = t - 1
+        elif value == 3:
+            t = t * place
+    return t
+
+
+@program
+def shared_constants() -> Program:
+    """Values of which a process has only one object."""
+    a = (Ellipsis, torch.float32, (), 3, None)
+
+    def put(i: int, value: Any) -> Callable[[], Any]:
+        return lambda: (x(3), (*a[:i], value, *a[i + 1 :]))
+
+    return Program(
+        which_constant,
+        (x(3), a),
+        {
+            "no_ellipsis": put(0, None),
+            "not_implemented": put(0, NotImplemented),
+            "other_dtype": put(1, torch.float64),
+            "dtype_for_empty": put(2, torch.float32),
+            "list_for_empty": put(2, []),
+            "other_int": put(3, 4),
+            "true": put(3, True),
+            "empty_for_none": put(4, ()),
+        },
+    )
+
+
+def keywords(t, *rest, scale=1.0, **more):
+    return t * scale + sum(rest) + more["shift"]
+
+
+@program
+def keyword_arguments() -> Program:
+    def arguments(*rest: int, **more: Any) -> Any:
+        return x(3), *rest, more
+
+    return Program(
+        unpacked,
+        arguments(1, 2, scale=2.0, shift=3),
+        {
+            "equal": lambda: arguments(1, 2, scale=2.0, shift=3),
+            "other_order": lambda: arguments(1, 2, shift=3, scale=2.0),
+            "rest": lambda: arguments(1, 3, scale=2.0, shift=3),
+            "shift": lambda: arguments(1, 2, scale=2.0, shift=4),
+            "less": lambda: arguments(1, 2, shift=3),
+            "more": lambda: arguments(1, 2, scale=2.0, shift=3, other=4),
+        },
+    )
+
+
+def unpacked(t, one, two, more):
+    return keywords(t, one, two, **more)

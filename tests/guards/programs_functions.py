@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 import torch
-from program_base import Program, attribute, item, program, x
+from program_base import Program, attribute, call, item, program, x
 
 SCALE = 3
 ITEMS = [1, 2, 3]
@@ -320,5 +320,64 @@ def weak_reference() -> Program:
             "other_factor": lambda: (t, weakref.ref(other)),
             "dead": lambda: (t, dead_reference()),
             "in_place": lambda: attribute(keep, "factor", 5.0),
+        },
+    )
+
+
+def counter(start: int) -> Any:
+    count = start
+
+    def add(t):
+        return t + count
+
+    def advance(by: int) -> None:
+        nonlocal count
+        count += by
+
+    return add, advance
+
+
+@program
+def closure_cell() -> Program:
+    add, advance = counter(3)
+    return Program(
+        apply,
+        (add, x(3)),
+        {
+            "advanced": lambda: call(lambda: advance(1), lambda: advance(-1)),
+            "equal": lambda: (counter(3)[0], x(3)),
+            "other": lambda: (counter(4)[0], x(3)),
+        },
+    )
+
+
+class Scaler:
+    UNIT = 2
+
+    @property
+    def factor(self):
+        return self.UNIT * 3
+
+    def scale(self, t):
+        return t * self.factor
+
+
+def scales(t, scaler):
+    return scaler.scale(t)
+
+
+@program
+def class_state() -> Program:
+    scaler = Scaler()
+    return Program(
+        scales,
+        (x(3), scaler),
+        {
+            "equal": lambda: (x(3), Scaler()),
+            "class_attribute": lambda: attribute(Scaler, "UNIT", 5),
+            "own_attribute": lambda: attribute(scaler, "UNIT", 5),
+            "property": lambda: attribute(Scaler, "factor", property(lambda self: 7)),
+            "method": lambda: attribute(Scaler, "scale", lambda self, t: t),
+            "subclass": lambda: (x(3), type("Sub", (Scaler,), {})()),
         },
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 import torch.nn.functional as F
 from program_base import AMBIENT, Program, attribute, call, item, program, restrided, training, x
@@ -153,5 +155,49 @@ def copied_config() -> Program:
             "width": lambda: attribute(m.config, "width", 3),
             "names": lambda: call(lambda: m.config.names.append("c"), m.config.names.pop),
             "equal_config": lambda: attribute(m, "config", Config()),
+        },
+    )
+
+
+class Containers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.ReLU()})
+        self.shifts = nn.ParameterList([nn.Parameter(torch.ones(4)) for _ in range(2)])
+        self.tail = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        self.tail[0].weight = self.parts["a"].weight
+        self.register_buffer("factor", torch.ones(4), persistent=False)
+
+    def forward(self, t):
+        for part in self.parts.values():
+            t = part(t)
+        for shift in self.shifts:
+            t = t + shift
+        return self.tail(t) * self.factor
+
+
+@program
+def containers() -> Program:
+    m = Containers()
+
+    def extended() -> contextlib.AbstractContextManager[None]:
+        return call(lambda: m.tail.append(nn.ReLU()), lambda: m.tail._modules.pop("2"))
+
+    return Program(
+        m,
+        (x(2, 4),),
+        {
+            "longer": extended,
+            "untied": lambda: attribute(m.tail[0], "weight", nn.Parameter(torch.ones(4, 4))),
+            "other_part": lambda: attribute(m.parts, "b", nn.Sigmoid()),
+            "shift_dtype": lambda: attribute(
+                m.shifts, "0", nn.Parameter(torch.ones(4, dtype=torch.float64))
+            ),
+            "shift_frozen": lambda: call(
+                lambda: m.shifts[1].requires_grad_(False), lambda: m.shifts[1].requires_grad_(True)
+            ),
+            "buffer": lambda: attribute(m, "factor", torch.full((4,), 2.0)),
+            "buffer_shape": lambda: attribute(m, "factor", torch.ones(1)),
+            "train": lambda: training(m, False),
         },
     )

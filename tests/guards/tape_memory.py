@@ -4,6 +4,7 @@ Prints OK. Arguments: the folder with the recorded tapes.
 """
 
 import gc
+import json
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import programs
 import torch
 
 from precomp import _core, data, torch_api
+from precomp.freeze.guard_tree import LEAVES
 from precomp.serve import guards
 
 serve = torch_api.serve()
@@ -79,7 +81,36 @@ def fails_everywhere(record):
         yield record | {"ops": (*ops[:i], new, *ops[i + 1 :])}
 
 
+def identities(record):
+    """All objects whose ids the tree of *record* stores, found anew."""
+    for op in record["ops"]:
+        if op[0].endswith("_manager"):
+            kinds = [op[5][1]] if type(op[5]) is tuple else []
+        elif op[0] == "add_torch_function_mode_stack_guard":
+            kinds = op[2][0]
+        else:
+            letters = LEAVES.get(op[0], "").replace("u", "")
+            kinds = [arg for letter, arg in zip(letters, op[2], strict=False) if letter == "i"]
+        yield from (_core.decode(kind) for kind in kinds)
+
+
+def check_identities_are_kept():
+    checked = 0
+    for name, entry in json.loads((FOLDER / "recorded.json").read_text()).items():
+        if entry["loads"]:
+            continue
+        record = load(name)
+        root, keep = replay(_core.GuardTape(record))
+        kept = set(map(id, keep))
+        for value in identities(record):
+            assert value is dict or id(value) in kept, (name, value)
+            checked += 1
+        del root
+    assert checked > 500, checked
+
+
 def main():
+    check_identities_are_kept()
     for name in ("mlp", "copied_config"):
         record = load(name)
         for specs in ("linear", "module", "dropout", "activation", "batchnorm", "container"):

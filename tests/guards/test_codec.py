@@ -28,6 +28,9 @@ class Color(enum.Enum):
     RED = 1
 
 
+Point = collections.namedtuple("Point", "row column")
+
+
 class Flag(enum.Flag):
     A = 1
     B = 2
@@ -61,6 +64,7 @@ EQUAL = [
     numpy.float32(2.5),
     numpy.int64(-7),
     numpy.bool_(True),
+    Point(1, (2, "a")),
 ]
 
 
@@ -328,6 +332,7 @@ def test_a_sharded_class_is_found_through_its_original(monkeypatch: pytest.Monke
         ("en", ("k", 1)),
         ("np", "f4", "x"),
         ("pt", ("k", 1), ("k", 2), ("k", 3)),
+        ("nw", ("k", 1), ("k", 2), ("k", 3)),
         ("dk", "x"),
     ],
     ids=repr,
@@ -434,3 +439,30 @@ def test_lines_can_be_relative_to_another_base() -> None:
     encoded = encode_code(code, base=code.co_firstlineno + 4)
     assert _core.decode_code(encoded, "f.py", 50).co_firstlineno == 46
     assert _core.decode_code(encoded, "f.py", 2).co_firstlineno == 1
+
+
+def test_values_of_distributed_tensors_come_back_equal() -> None:
+    from torch.distributed import _mesh_layout as mesh
+    from torch.distributed.tensor import placement_types as placements
+
+    axis = mesh._FlatLayout((2, 4), (4, 1))
+    values = [
+        placements.Shard(1),
+        placements.Replicate(),
+        placements.Partial("avg"),
+        placements._StridedShard(0, split_factor=3),
+        axis,
+        mesh._MeshLayout((axis,)),
+    ]
+    for value in values:
+        back = through(value)
+        assert back == value and type(back) is type(value)
+
+
+class Weighted(tuple):
+    _fields = ("a",)
+
+
+def test_a_tuple_with_attributes_of_its_own_is_refused() -> None:
+    with pytest.raises(Unencodable, match="Weighted cannot be written as data"):
+        encode(Weighted((1,)))
