@@ -334,10 +334,10 @@ def _subclass_value(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Func
 # ------------------------------------------------------------------ subclasses, opaque objects
 
 
-def digest_of(function: Any) -> str:
-    """The digest of the code of a function or bound method; its repr when it has no code."""
+def digest_of(function: Any) -> str | None:
+    """The digest of the code of a function or bound method, None when it has none."""
     code = getattr(function, "__code__", None)
-    return _core.code_digest(code) if code is not None else repr(function)
+    return None if code is None else _core.code_digest(code)
 
 
 def _subclass(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:

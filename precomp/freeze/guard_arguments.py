@@ -5,9 +5,9 @@ from __future__ import annotations
 import types
 from typing import Any
 
-from precomp import _core, guard_functions, torch_api
+from precomp import _core, torch_api
 from precomp.freeze import codepath
-from precomp.freeze.guard_lambdas import encode_function
+from precomp.freeze.guard_lambdas import digest_of_guard, encode_function
 from precomp.freeze.guard_tree import MANAGERS, Identity, Tree, category_of
 from precomp.freeze.values import (
     Encoded,
@@ -100,7 +100,7 @@ def opaque_digest(tree: Tree, node: int) -> str:
     if not kinds:
         raise Unencodable("values of an opaque object whose type is not guarded")
     info = torch_api.serve().opaque_object_info(_core.decode(kinds[-1]))
-    return guard_functions.digest_of(info.guard_fn)
+    return digest_of_guard(info.guard_fn)
 
 
 def _encode_nodes(registry: Any) -> Encoded:

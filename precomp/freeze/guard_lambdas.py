@@ -56,6 +56,14 @@ def _encode_copy_on_write(cells: dict[str, Any]) -> Encoded:
     return ("cow", cells["expected"])
 
 
+def digest_of_guard(function: Any) -> str:
+    """The digest of a function of the user that decides inside a guard."""
+    digest = guard_functions.digest_of(function)
+    if digest is None:
+        raise Unencodable(f"a guard by {describe(function)}, which has no code")
+    return digest
+
+
 @_function("TENSOR_SUBCLASS_METADATA_MATCH.<locals>.metadata_checker")
 def _encode_subclass(cells: dict[str, Any]) -> Encoded:
     try:
@@ -67,7 +75,7 @@ def _encode_subclass(cells: dict[str, Any]) -> Encoded:
             "subclass",
             metadata,
             encode(cls),
-            guard_functions.digest_of(cls.__metadata_guard__),
+            digest_of_guard(cls.__metadata_guard__),
         )
     except Unencodable as error:
         raise Unencodable(f"metadata of a tensor subclass: {error}") from None

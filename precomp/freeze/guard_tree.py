@@ -102,9 +102,9 @@ QUERIES = frozenset(
 
 # Functions whose text torch makes of an object id, by tag.
 NUMBERED = {
-    "subclass": "the metadata of",
-    "spec": "the mesh and placement of",
-    "opaque": "the guarded value of",
+    "subclass": "the metadata of the tensor subclass",
+    "spec": "the mesh and the placements",
+    "opaque": "the guarded values of the opaque object",
 }
 
 ROOT = 0

@@ -230,7 +230,7 @@ class GuardRecorder:
         if name == "add_equals_match_guard" and holds_set(values[0]):
             stable = f"{tree.source(node)} == {stable_text(values[0])}"
         elif letters[0] == "f" and type(out[0]) is tuple and out[0][0] in NUMBERED:
-            stable = f"{NUMBERED[out[0][0]]} {tree.source(node)} is as captured"
+            stable = f"{tree.source(node)}: {NUMBERED[out[0][0]]} must be as captured"
         if stable is not None:
             tree.stable.update(dict.fromkeys(out[1], stable))
         if name == "add_dict_version_guard":

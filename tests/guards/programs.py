@@ -13,6 +13,7 @@ import programs_modes  # noqa: F401
 import programs_modules  # noqa: F401
 import programs_rare  # noqa: F401
 import programs_shapes  # noqa: F401
+import programs_subclasses  # noqa: F401
 from program_base import PROGRAMS, Program
 from programs_arguments import plain
 from programs_modes import vmapped

@@ -11,6 +11,7 @@ from typing import Any
 import harness
 import programs
 import programs_rare
+import programs_subclasses
 import torch
 import torch._dynamo
 
@@ -117,7 +118,7 @@ class Version:
 
 @case
 def metadata_that_is_no_data() -> dict[str, Any]:
-    return {"function": twice, "arguments": programs_rare.pair(Version(3))}
+    return {"function": twice, "arguments": programs_subclasses.pair(Version(3))}
 
 
 class VersionHandle(torch._opaque_base.OpaqueBase):
