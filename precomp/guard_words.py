@@ -289,7 +289,10 @@ _LEAVES: dict[str, Callable[..., str]] = {
     ),
     "add_mapping_keys_guard": lambda at, keys, texts: f"keys of {at} are {of_value(keys)}",
     "add_fake_script_type_match_guard": lambda at, name, kind, texts: (
-        f"{at} is a script object of the class {of_value(name)} ({of_value(kind)})"
+        f"{at} is an opaque object of exactly the type {of_value(kind)}"
+    ),
+    "add_dynamic_indices_guard": lambda at, dims, texts: (
+        f"dimensions of {at} that are marked dynamic are within {of_value(dims)}"
     ),
     "add_tensor_match_guard": _tensor,
     "add_dict_version_guard": lambda at, content, texts: f"the dict {at} is as captured",
@@ -431,6 +434,9 @@ _FUNCTIONS: dict[str, Callable[[_Reader, str, Any], str]] = {
     ),
     "subclass_value": lambda reader, at, function: (
         f"{of_value(function[1])}({at}) == {of_value(function[2])}"
+    ),
+    "cow": lambda reader, at, function: (
+        f"{at} {'shares' if function[1] else 'does not share'} its storage lazily"
     ),
     "subclass": _subclass,
     "spec": _spec,

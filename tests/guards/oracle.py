@@ -100,6 +100,9 @@ LEAF: dict[str, Callable[..., bool]] = {
     "add_none_match_guard": lambda v: v is None,
     "add_true_match_guard": lambda v: v is True,
     "add_false_match_guard": lambda v: v is False,
+    "add_dynamic_indices_guard": lambda v, dims: (
+        v.__dict__.get("_dynamo_dynamic_indices", set()) <= dims
+    ),
     "add_not_none_guard": lambda v: v is not None,
     "add_float_is_nan_guard": lambda v: type(v) is float and v != v,
     "add_complex_is_nan_guard": lambda v: type(v) is complex and v != v,
@@ -155,6 +158,7 @@ def _opaque_values(encoded: Any) -> Callable[[Any], bool]:
 
 # Functions inside guards that are read here a second time; others by guard_functions.
 FUNCTIONS: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
+    "cow": lambda encoded: lambda v: torch._C._is_cow_tensor(v) is encoded[1],
     "subclass": _flattened,
     "spec": _spec_is,
     "opaque": _opaque_values,

@@ -343,3 +343,16 @@ def keyword_arguments() -> Program:
 
 def unpacked(t, one, two, more):
     return keywords(t, one, two, **more)
+
+
+@program
+def copy_on_write() -> Program:
+    return Program(
+        lambda_sum,
+        lambda: (torch._lazy_clone(x(3)), x(3)),
+        {
+            "equal": lambda: (torch._lazy_clone(x(3)), x(3)),
+            "plain": lambda: (x(3), x(3)),
+            "both": lambda: (torch._lazy_clone(x(3)), torch._lazy_clone(x(3))),
+        },
+    )

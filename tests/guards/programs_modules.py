@@ -201,3 +201,21 @@ def containers() -> Program:
             "train": lambda: training(m, False),
         },
     )
+
+
+@program
+def recursive_dict_tags() -> Program:
+    """torch may skip guards below a dict that did not change; a rebuilt tree checks them."""
+    m = Containers()
+    return Program(
+        m,
+        (x(2, 4),),
+        {
+            "other_part": lambda: attribute(m.parts, "b", nn.Sigmoid()),
+            "shift_frozen": lambda: call(
+                lambda: m.shifts[1].requires_grad_(False), lambda: m.shifts[1].requires_grad_(True)
+            ),
+            "buffer_shape": lambda: attribute(m, "factor", torch.ones(1)),
+        },
+        config={"use_recursive_dict_tags_for_guards": True},
+    )

@@ -266,6 +266,17 @@ def recursive_dict_tags(recording: harness.Recording) -> str:
     return f"tags: {any(node.is_tag_safe_root() for node in nodes)}"
 
 
+def packaged_state(recording: harness.Recording) -> str:
+    """State of the process that torch restores from a package, from 2.14 on."""
+    manager, _, _ = harness.compile_and_record(recording, programs.plain())
+    manager.root.set_local_state(manager.root.get_local_state())
+    try:
+        recording.recorder.record_for(manager, {})
+    except Unsupported as error:
+        return str(error)
+    return ""
+
+
 def late_tree() -> str:
     """Guards built before the recorder was in place."""
     seen = []
@@ -292,6 +303,8 @@ def main() -> None:
     recording = harness.Recording()
     for name, make in CASES.items():
         results[name] = run(recording, make())
+    if hasattr(torch._C._dynamo.guards.RootGuardManager, "set_local_state"):
+        results["packaged_state"] = packaged_state(recording)
     results["unrecorded_guard"] = unrecorded_guard(recording)
     results["recursive_dict_tags"] = recursive_dict_tags(recording)
     results["rejected_frame"] = rejected_frame(recording)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch._C._dynamo.guards as native
 
 EXPECTED = {
     "type_without_a_name": (
@@ -42,6 +43,10 @@ EXPECTED = {
         "precomp: guards of this torch that precomp does not know: GuardManager.add_brand_new_guard"
     ),
 }
+
+
+if hasattr(native.RootGuardManager, "set_local_state"):
+    EXPECTED["packaged_state"] = "the frame: guards that torch loaded from a package"
 
 
 @pytest.mark.parametrize("name", EXPECTED)
