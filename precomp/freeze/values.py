@@ -182,6 +182,11 @@ def _encode_torch(value: Any) -> Encoded | None:
     if isinstance(value, names.op_overload_packet):
         namespace, _, name = value._qualified_op_name.partition("::")
         return ("opp", namespace, name)
+    name = getattr(value, "name", None)
+    if getattr(kind, "__members__", {}).get(name) is value:  # an enum that C++ made
+        place = find_path(kind)
+        if place is not None:
+            return ("P", place[0], f"{place[1]}.{name}", _core.kind_of(value))
     if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
         if hasattr(value, "dtype") and not value.dtype.hasobject:
             return ("np", value.dtype.str, value.tobytes())

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from program_base import Program, attribute, program, x
+from torch._opaque_base import OpaqueBase
 
 
 def alone(t):
@@ -137,14 +138,14 @@ def jagged() -> Program:
 # ------------------------------------------------------------------ opaque objects
 
 
-class Handle(torch._opaque_base.OpaqueBase):
+class Handle(OpaqueBase):
     """An opaque object; its level is guarded."""
 
     def __init__(self, level: int) -> None:
         self.level = level
 
 
-class BareHandle(torch._opaque_base.OpaqueBase):
+class BareHandle(OpaqueBase):
     """An opaque object of which only the type is guarded."""
 
 

@@ -14,6 +14,7 @@ import programs_rare
 import programs_subclasses
 import torch
 import torch._dynamo
+from torch._opaque_base import OpaqueBase
 
 from precomp.errors import PrecompError
 from precomp.freeze.store import Unsupported
@@ -121,7 +122,7 @@ def metadata_that_is_no_data() -> dict[str, Any]:
     return {"function": twice, "arguments": programs_subclasses.pair(Version(3))}
 
 
-class VersionHandle(torch._opaque_base.OpaqueBase):
+class VersionHandle(OpaqueBase):
     def __init__(self) -> None:
         self.version = Version(3)
 

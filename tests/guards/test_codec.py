@@ -78,6 +78,7 @@ SAME = [
     ...,
     NotImplemented,
     torch.float32,
+    torch._C.DispatchKey.CPU,
     torch.strided,
     torch.channels_last,
     math,
