@@ -182,8 +182,8 @@ def _encode_torch(value: Any) -> Encoded | None:
     if isinstance(value, names.op_overload_packet):
         namespace, _, name = value._qualified_op_name.partition("::")
         return ("opp", namespace, name)
-    name = getattr(value, "name", None)
-    if getattr(kind, "__members__", {}).get(name) is value:  # an enum that C++ made
+    members, name = getattr(kind, "__members__", None), getattr(value, "name", None)
+    if isinstance(members, dict) and members.get(name) is value:  # an enum that C++ made
         place = find_path(kind)
         if place is not None:
             return ("P", place[0], f"{place[1]}.{name}", _core.kind_of(value))
