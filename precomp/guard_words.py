@@ -291,9 +291,6 @@ _LEAVES: dict[str, Callable[..., str]] = {
     "add_fake_script_type_match_guard": lambda at, name, kind, texts: (
         f"{at} is an opaque object of exactly the type {of_value(kind)}"
     ),
-    "add_dynamic_indices_guard": lambda at, dims, texts: (
-        f"dimensions of {at} that are marked dynamic are within {of_value(dims)}"
-    ),
     "add_tensor_match_guard": _tensor,
     "add_dict_version_guard": lambda at, content, texts: f"the dict {at} is as captured",
 }
@@ -434,9 +431,6 @@ _FUNCTIONS: dict[str, Callable[[_Reader, str, Any], str]] = {
     ),
     "subclass_value": lambda reader, at, function: (
         f"{of_value(function[1])}({at}) == {of_value(function[2])}"
-    ),
-    "cow": lambda reader, at, function: (
-        f"{at} {'shares' if function[1] else 'does not share'} its storage lazily"
     ),
     "subclass": _subclass,
     "spec": _spec,

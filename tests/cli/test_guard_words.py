@@ -147,7 +147,6 @@ SENTENCES = {
     "add_dynamic_indices_guard": "dimensions of L['o'] that are marked dynamic are within {0}",
     "add_mapping_keys_guard": "keys of L['o'] are ['a']",
     "add_fake_script_type_match_guard": "L['o'] is an opaque object of exactly the type pkg.Model",
-    "add_dynamic_indices_guard": "dimensions of L['o'] that are marked dynamic are within 3",
     "add_tensor_match_guard": "L['o'] is a tensor: float32, shape [8, any], strides [32, 1], "
     "device cpu, requires_grad no, dispatch key Conjugate",
     "add_lambda_guard": "no saved-tensor hooks that Dynamo inlines are active",
@@ -219,7 +218,6 @@ FUNCTIONS = {
         ("subclass_value", ("P", "builtins", "int", "type builtins.int"), ("k", 3)),
         "int(L['o']) == 3",
     ),
-    "cow": (("cow", False), "L['o'] does not share its storage lazily"),
     "subclass": (
         ("subclass", ("d", ((("k", "bits"), ("k", 4)),)), None, None),
         "the metadata of tensor subclass L['o'] is {'bits': 4}",
