@@ -61,7 +61,7 @@ class _Reader:
         self.sources = {0: ""}
         self.guards: list[Guard] = []
         for op in tape["ops"]:
-            if len(op) == 6:
+            if op[0].endswith("_manager"):
                 self._manager(op)
             elif op[1] < 0:
                 say = _RELATIONS.get(op[0], _Reader.expression)

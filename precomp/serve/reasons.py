@@ -13,7 +13,7 @@ from typing import Any
 
 from precomp import guard_words, torch_api
 from precomp.guard_functions import closure_variables
-from precomp.value_words import of_value
+from precomp.value_words import of_object, of_value
 
 
 class _Missing:
@@ -43,9 +43,13 @@ class _Frame:
 
     def wanted(self, source: str) -> str:
         """The object that a guard by identity on *source* wants, in words."""
-        for guard in guard_words.of_tape(self.tape):
-            if guard.source == source and guard.kind in ("id_match", "late"):
-                return guard.text.removeprefix(f"{source} is ")
+        ops = self.tape["ops"]
+        nodes = {op[2] for op in ops if op[0].endswith("_manager") and op[4] == source}
+        for op in ops:
+            if op[0] == "add_id_match_guard" and op[1] in nodes:
+                return of_object(op[2][0])
+            if op[0] == "add_lambda_guard" and op[1] in nodes and op[2][0][0] == "late":
+                return of_value(op[2][0])
         return ""
 
     def leaves(self, source: str | None) -> list[str]:
