@@ -152,9 +152,9 @@ def gathered(own: object) -> object:
     import torch
     import torch.distributed as dist
 
-    whole = torch.empty(dist.get_world_size() * own.numel())
-    dist.all_gather_into_tensor(whole, own.contiguous())
-    return whole
+    parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, own.contiguous())
+    return torch.cat(parts)
 
 
 def auc(scores: object, labels: object) -> float:

@@ -19,7 +19,9 @@ from precomp.cli.ranks import capture_target, ranked
 from precomp.cli.session import Request, Session
 from precomp.errors import CompileViolation, PrecompError
 
-_VALUED = ("--capture", "--prepare", "--allow", "--digest", "--model", "--runtime")
+_VALUED = (
+    "--capture", "--prepare", "--allow", "--digest", "--model", "--runtime", "--ranks", "--preload",
+)  # fmt: skip
 
 
 def main(words: Sequence[str]) -> int:
@@ -34,6 +36,8 @@ def main(words: Sequence[str]) -> int:
     if not rest:
         _parser().error("expected a SCRIPT, or -m MODULE")
     try:
+        if options.ranks is not None:
+            return _run_ranks(options, rest, module)
         request = _request(options)
         program = _Program(rest, module)
     except FileNotFoundError as error:
@@ -80,13 +84,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", help="with --prepare: a model file that must be bound to FILE")
     parser.add_argument("--runtime", choices=("auto", "lean", "full"), help="with --prepare")
     parser.add_argument("--report", action="store_true", help="print a report to standard error")
+    parser.add_argument(
+        "--ranks", type=int, metavar="N", help="run it in N processes of this host, forked from one"
+    )
+    parser.add_argument(
+        "--preload", metavar="MODULES", help="with --ranks: modules to import before the fork: a,b"
+    )
     return parser
 
 
 def _request(options: argparse.Namespace) -> Request:
     usage = _parser().error
-    if not (options.capture or options.prepare or options.strict):
+    if not (options.capture or options.prepare or options.strict or options.ranks):
         usage("expected --capture, --prepare or --strict")
+    if options.preload is not None and options.ranks is None:
+        usage("--preload: only with --ranks")
     if options.capture and options.strict:
         usage(
             "--capture compiles, --strict forbids it: capture first, then --prepare with --strict"
@@ -113,6 +125,36 @@ def _request(options: argparse.Namespace) -> Request:
         runtime=options.runtime or "auto",
         report=options.report,
     )
+
+
+def _run_ranks(options: argparse.Namespace, words: list[str], module: bool) -> int:
+    """Run the script in several forked processes, each with the request of its rank."""
+    from precomp.cli import forked
+
+    usage = _parser().error
+    if options.ranks < 1:
+        usage(f"--ranks: expected 1 or more, got {options.ranks}")
+    if "RANK" in os.environ:
+        usage("--ranks: this process is a rank already; leave it out below torchrun")
+    if options.prepare and "{rank}" in options.prepare:
+        usage("--ranks: all ranks are served from one artifact: no {rank} in --prepare")
+    _Program(words, module)  # it is there
+    request = _request(options)
+
+    def prepare() -> Any:
+        if request.prepare is None:
+            return None
+        from precomp._prepare import prepare
+
+        return prepare(
+            request.prepare, digest=request.digest, runtime=request.runtime, model=request.model
+        )
+
+    def rank(prepared: Any) -> int:
+        return _run(_Program(words, module), _request(options), prepared)
+
+    preload = [name for name in (options.preload or "").split(",") if name]
+    return forked.start(options.ranks, preload, prepare, rank)
 
 
 # ------------------------------------------------------------------ the program
@@ -199,8 +241,8 @@ def _code(spec: ModuleSpec) -> CodeType:
 # ------------------------------------------------------------------ running it
 
 
-def _run(program: _Program, request: Request) -> int:
-    session = Session(request)
+def _run(program: _Program, request: Request, prepared: Any = None) -> int:
+    session = Session(request, prepared)
     try:
         session.start()
     except (PrecompError, OSError, ValueError) as error:

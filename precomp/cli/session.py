@@ -36,11 +36,11 @@ class Session:
     ``OMP_NUM_THREADS``, counts. Capture and prepare begin at the end of that import.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, prepared: Any = None) -> None:
         self.request = request
         self.gate: Any = None
         self.capture: Any = None
-        self.prepared: Any = None
+        self.prepared: Any = prepared  # by a parent that was forked, else None
         self.problems: list[str] = []
         self.group = KeptGroup()
         self.pid = os.getpid()
@@ -48,7 +48,7 @@ class Session:
     def start(self) -> None:
         """Check the artifact's file, enter the gate, wait for torch. Raises what these raise."""
         request = self.request
-        if request.prepare is not None:
+        if request.prepare is not None and self.prepared is None:
             from precomp._prepare import open_checked
 
             open_checked(request.prepare, request.digest, request.model).close()
@@ -66,6 +66,8 @@ class Session:
 
     def _torch_is_here(self) -> None:
         request = self.request
+        if self.prepared is not None:
+            return
         try:
             if request.prepare is not None:
                 from precomp._prepare import prepare

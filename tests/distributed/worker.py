@@ -45,7 +45,8 @@ def main() -> int:
 
     from cases import CASES
 
-    facts: dict = {"results": {}, "errors": {}, "reports": {}}
+    rank = torch.distributed.get_rank()
+    facts: dict = {"rank": rank, "results": {}, "errors": {}, "reports": {}}
     with gate as entered:
         for name in names:
             try:
@@ -55,7 +56,7 @@ def main() -> int:
                     with precomp.capture(reset=True) as capture:
                         facts["results"][name] = plain(torch, CASES[name]())
                     facts["reports"][name] = str(capture.report())
-                    own = f"{directory}/{name}.{torch.distributed.get_rank()}.precomp"
+                    own = f"{directory}/{name}.{rank}.precomp"
                     capture.finalize(own, group=False)
                     capture.finalize(f"{directory}/{name}.precomp")
                 else:

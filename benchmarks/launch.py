@@ -1,0 +1,125 @@
+"""Ranks of a process group on this machine, each a fresh process with the caches it is given."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+VARIABLES = ("LANG", "LD_LIBRARY_PATH", "PYTHONPATH")
+
+
+@dataclass
+class Run:
+    """What the ranks reported, and when (``time.time()``) they were started."""
+
+    started: float
+    seconds: float
+    reports: list[dict[str, Any]]
+    output: str
+    parent_cpu: float = 0.0
+
+    def until(self, mark: str) -> float:
+        """Seconds from the launch until the slowest rank set *mark*."""
+        return max(report["marks"][mark][0] for report in self.reports) - self.started
+
+    def cpu(self, mark: str) -> float:
+        """CPU seconds of all ranks, and their children, until *mark*."""
+        return self.parent_cpu + sum(report["marks"][mark][1] for report in self.reports)
+
+    def facts(self, name: str) -> list[Any]:
+        """One fact of every rank."""
+        return [report[name] for report in self.reports]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def environment(place: Path, cache: Path, compiler: bool) -> dict[str, str]:
+    """Variables of a process whose HOME, TMPDIR and PATH are its own."""
+    for name in ("home", "tmp", "bin"):
+        (place / name).mkdir(parents=True, exist_ok=True)
+    found = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    found |= {
+        "HOME": str(place / "home"),
+        "TMPDIR": str(place / "tmp"),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "PATH": os.environ["PATH"] if compiler else str(place / "bin"),
+        "OMP_NUM_THREADS": "1",
+    }
+    if not compiler:
+        found |= {"CC": "/bin/false", "CXX": "/bin/false"}
+    return found
+
+
+def run(
+    script: Path,
+    *options: object,
+    ranks: int,
+    root: Path,
+    cache: Path | None = None,
+    compiler: bool = True,
+    preload: str | None = None,
+    timeout: float = 1200,
+    **variables: str,
+) -> Run:
+    """Run *script*, which takes ``--report FILE``, as *ranks* processes below *root*.
+
+    *cache*: the compile caches that they share; None: each rank has empty ones. *preload*: fork the
+    ranks from one parent that imported these modules, with ``precomp run --ranks``; they share
+    their place then. Ends this process when a rank fails.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    command = [str(script), *map(str, options), "--report", str(root / "report-{rank}.json")]
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+    started = time.time()
+    processes = []
+    if preload is not None:
+        place = root / "all"
+        command = ["-m", "precomp", "run", "--ranks", str(ranks), "--preload", preload, *command]
+        env = environment(place, cache or place / "cache", compiler) | variables
+        processes.append((place, [sys.executable, *command], env))
+    else:
+        for rank in range(ranks):
+            place = root / f"rank-{rank}"
+            env = environment(place, cache or place / "cache", compiler) | group | variables
+            env |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            processes.append((place, [sys.executable, *command], env))
+    running = []
+    for place, argv, env in processes:
+        with open(place / "output", "w") as stream:
+            running.append(subprocess.Popen(argv, cwd=place, env=env, stdout=stream, stderr=stream))
+    try:
+        wait(running, started + timeout)
+    finally:
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    seconds = time.time() - started
+    output = "".join((place / "output").read_text() for place, _, _ in processes)
+    if any(process.returncode for process in running):
+        sys.exit(f"{' '.join(command)}: exit {[p.returncode for p in running]}\n{output}")
+    reports = [json.loads((root / f"report-{rank}.json").read_text()) for rank in range(ranks)]
+    found = Run(started, seconds, reports, output)
+    return found
+
+
+def wait(running: list[subprocess.Popen[bytes]], end: float) -> None:
+    """Until all have ended, *end* passed, or a while after one has failed."""
+    while any(process.poll() is None for process in running):
+        if any(process.returncode for process in running):
+            end = min(end, time.time() + 60)
+        if time.time() > end:
+            return
+        time.sleep(0.05)

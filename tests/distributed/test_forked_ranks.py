@@ -1,0 +1,73 @@
+"""``precomp run --ranks``: ranks forked from a parent that has imported already."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import ranks
+from processes import Place, differences
+
+PROGRAM = """\
+import atexit, os, sys
+import torch.distributed as dist
+dist.init_process_group("gloo")
+atexit.register(lambda: print("exit", dist.get_rank(), flush=True))
+print("rank", dist.get_rank(), "of", dist.get_world_size(), *sys.argv[1:], __name__, flush=True)
+if sys.argv[1:] == ["bad"] and dist.get_rank() == 1:
+    sys.exit(7)
+dist.barrier()
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    found = Place(tmp_path, compiler=False)
+    found.write("program.py", PROGRAM)
+    return found
+
+
+def run(place, *words):
+    return place.run("-m", "precomp", "run", "--ranks", 2, *words, timeout=300)
+
+
+def test_forked_ranks_are_served_bit_for_bit(few, place):
+    name = "fsdp_compiled_model"
+    words = (ranks.SCRIPTS / "worker.py", "serve", few.directory, name)
+    done = run(place, "--preload", "torch.distributed.fsdp", *words)
+    assert done.returncode == 0, done
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    served = sorted(found, key=lambda facts: facts["rank"])
+    for one, other in zip(few.captured, served, strict=True):
+        assert other["errors"] == {}
+        assert other["violations"] == other["missing"] == other["spawns"] == []
+        assert differences(one["results"][name], other["results"][name]) == []
+
+
+def test_a_rank_ends_as_a_program_does_and_its_failure_ends_all(place):
+    done = run(place, "program.py", "bad")
+    assert done.returncode == 7, done
+    lines = done.stdout.splitlines()
+    assert {"rank 0 of 2 bad __main__", "rank 1 of 2 bad __main__", "exit 1"} <= set(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import threading as t; t.Thread(target=t.Event().wait, name='x', daemon=True).start()",
+         "1 thread(s) run after it (x)"),
+        ("import torch; torch.cuda.is_initialized = lambda: True", "initialised CUDA"),
+        ("import nonesuch", "--preload early: No module named 'nonesuch'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_forked_is_refused(place, text, words):
+    place.write("early.py", text)
+    environment = place.environment()
+    path = f"{place.work}:{environment.get('PYTHONPATH', '')}"
+    done = place.run(
+        "-m", "precomp", "run", "--ranks", 2, "--preload", "early", "program.py",
+        env={"PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 1, done
+    assert words in done.stderr
+    assert done.stdout == ""
