@@ -99,8 +99,11 @@ def run(
     for place, argv, env in processes:
         with open(place / "output", "w") as stream:
             running.append(subprocess.Popen(argv, cwd=place, env=env, stdout=stream, stderr=stream))
+    parent_cpu = 0.0
     try:
-        wait(running, started + timeout)
+        own = wait(running, started + timeout)
+        if preload is not None:
+            parent_cpu = own
     finally:
         for process in running:
             if process.poll() is None:
@@ -111,15 +114,29 @@ def run(
     if any(process.returncode for process in running):
         sys.exit(f"{' '.join(command)}: exit {[p.returncode for p in running]}\n{output}")
     reports = [json.loads((root / f"report-{rank}.json").read_text()) for rank in range(ranks)]
-    found = Run(started, seconds, reports, output)
-    return found
+    return Run(started, seconds, reports, output, parent_cpu)
 
 
-def wait(running: list[subprocess.Popen[bytes]], end: float) -> None:
-    """Until all have ended, *end* passed, or a while after one has failed."""
+def wait(running: list[subprocess.Popen[bytes]], end: float) -> float:
+    """Until all have ended, *end* passed, or a while after one has failed.
+
+    Returns the CPU seconds of the first process itself, without its children.
+    """
+    own = 0.0
     while any(process.poll() is None for process in running):
+        own = max(own, cpu_seconds(running[0].pid))
         if any(process.returncode for process in running):
             end = min(end, time.time() + 60)
         if time.time() > end:
-            return
+            break
         time.sleep(0.05)
+    return own
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU seconds of a process without its children; 0 when it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

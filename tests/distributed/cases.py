@@ -202,6 +202,36 @@ def ddp_no_sync() -> dict[str, Any]:
     return train(ddp, run)
 
 
+# -- refused at capture
+
+
+@case
+def tensor_parallel() -> dict[str, Any]:
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    net = model(width=14)
+    plan = {"layers.0": ColwiseParallel(), "layers.1": RowwiseParallel()}
+    parallelize_module(net.bottom, mesh(), plan)
+    out = torch.compile(net)(batch(0)[0])
+    out.sum().backward()
+    return {"out": out}
+
+
+@case
+def fsdp_compiled_optimizer() -> dict[str, Any]:
+    net = shard(model())
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2, foreach=True)
+    step = torch.compile(optimizer.step)
+    x, y = batch(0)
+    nn.functional.mse_loss(net(x).squeeze(-1), y).backward()
+    step()
+    return {"parameters": [local(p) for p in net.parameters()]}
+
+
 def start() -> None:
     """Join the process group named by torchrun's variables."""
     from datetime import timedelta

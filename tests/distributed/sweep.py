@@ -53,6 +53,18 @@ def test_an_artifact_of_two_ranks_serves_other_world_sizes(
         assert differences(one.facts["results"], other.facts["results"]) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("tensor_parallel", "DTensor"), ("fsdp_compiled_optimizer", "optimizer")],
+)
+def test_what_is_not_supported_is_refused_by_name(tmp_path, inductor_cache, name, words):
+    places = ranks.places(tmp_path, 2, cache=inductor_cache)
+    for rank in ranks.run(places, "worker.py", "capture", tmp_path, name, timeout=900):
+        assert "UnsupportedCaptureError" in rank.facts["errors"][name]
+        assert words in rank.facts["errors"][name]
+    assert list(tmp_path.glob("*.precomp")) == []
+
+
 def test_ranks_with_caches_of_their_own_store_one_artifact(tmp_path):
     places = ranks.places(tmp_path, 2)
     for rank in ranks.run(places, "worker.py", "capture", tmp_path, "fsdp_blocks_before"):
