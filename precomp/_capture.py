@@ -43,7 +43,7 @@ class Capture(_core.Capture):
 
     def _begin(self) -> None:
         from precomp import torch_api
-        from precomp.freeze.frame import FrameRecorder
+        from precomp.freeze.conversions import FrameRecorder
         from precomp.freeze.guards import GuardRecorder
         from precomp.freeze.plan import PlanRecorder
         from precomp.freeze.precompiled import PrecompiledWatch

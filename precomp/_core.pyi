@@ -130,6 +130,11 @@ def code_at(
     steps: tuple[tuple[str, Any], ...],
     twins: dict[tuple[str, str], Any] | None = None,
 ) -> CodeType: ...
+def object_at(
+    module: str,
+    steps: tuple[tuple[str, Any], ...],
+    twins: dict[tuple[str, str], Any] | None = None,
+) -> Any: ...
 def kind_of(value: Any, /) -> str: ...
 
 # guard_tape.c

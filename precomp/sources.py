@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 from precomp import _core
@@ -53,3 +53,37 @@ def source_digests(module: str) -> frozenset[str]:
     if code is None:
         return frozenset()
     return frozenset(map(_core.code_digest, _nested(code)))
+
+
+# Descriptors that every class has.
+_ABOUT = frozenset(("__dict__", "__weakref__", "__annotate__", "__annotate_func__"))
+
+
+def watched_names(cls: type, watched: Container[str]) -> set[str]:
+    """The names of *cls* itself that may change what traced code does to its objects: functions,
+    descriptors and other callables that code looks up (the name is in *watched*), or Python does.
+
+    Data is left out: guards compare it, and programs keep notes on classes.
+    """
+    found = set()
+    for name, value in vars(cls).items():
+        special = name.startswith("__") and name.endswith("__") and name not in _ABOUT
+        if (special or name in watched) and (callable(value) or hasattr(type(value), "__get__")):
+            found.add(name)
+    return found
+
+
+def class_text(cls: type) -> str:
+    """The name of a class with its module."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def under(value: Any) -> types.CodeType | None:
+    """The code of a function, method or property as a class or module holds it, else None."""
+    if isinstance(value, property):
+        value = value.fget
+    elif isinstance(value, functools.cached_property):
+        value = value.func
+    elif isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    return value.__code__ if isinstance(value, types.FunctionType) else None

@@ -559,20 +559,37 @@ PyDoc_STRVAR(
     "module of that name. No descriptor is run. Raises Stale when they lead to\n"
     "no code any more.");
 
+PyDoc_STRVAR(core_object_at_doc,
+             "object_at(module, steps, twins=None)\n--\n\n"
+             "Like code_at, for anything that *steps* lead to.");
+
 static PyObject *
-core_code_at(PyObject *module, PyObject *args, PyObject *kwargs)
+at_steps(PyObject *module, PyObject *args, PyObject *kwargs, const char *format,
+         PyObject *(*find)(decoder *, PyObject *, PyObject *))
 {
     static char *names[] = {(char *)"module", (char *)"steps", (char *)"twins", NULL};
     PyObject *name = NULL;  /* borrowed */
     PyObject *steps = NULL; /* borrowed */
     PyObject *twins = NULL; /* borrowed */
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "UO!|O:code_at", names, &name,
-                                     &PyTuple_Type, &steps, &twins) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, format, names, &name, &PyTuple_Type,
+                                     &steps, &twins) ||
         !take_twins(&twins)) {
         return NULL;
     }
     decoder self = {core_state_get(module), twins, NULL};
-    return codec_find_code(&self, name, steps);
+    return find(&self, name, steps);
+}
+
+static PyObject *
+core_code_at(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    return at_steps(module, args, kwargs, "UO!|O:code_at", codec_find_code);
+}
+
+static PyObject *
+core_object_at(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    return at_steps(module, args, kwargs, "UO!|O:object_at", codec_follow);
 }
 
 PyDoc_STRVAR(core_kind_of_doc,
@@ -594,6 +611,8 @@ static PyMethodDef codec_methods[] = {
      core_decode_code_doc},
     {"code_at", PC_METHOD(core_code_at), METH_VARARGS | METH_KEYWORDS,
      core_code_at_doc},
+    {"object_at", PC_METHOD(core_object_at), METH_VARARGS | METH_KEYWORDS,
+     core_object_at_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -361,9 +361,9 @@ take_step(PyObject *object, PyObject *step)
     return codec_bad_encoding(step);
 }
 
-/* New reference to the code object at *steps* of *module*, or NULL. */
+/* New reference to what *steps* of *module* lead to, or NULL. */
 PyObject *
-codec_find_code(decoder *self, PyObject *module, PyObject *steps)
+codec_follow(decoder *self, PyObject *module, PyObject *steps)
 {
     PyObject *object = NULL; /* owned, returned */
     Py_ssize_t first = 0;
@@ -385,12 +385,20 @@ codec_find_code(decoder *self, PyObject *module, PyObject *steps)
         Py_SETREF(object, take_step(object, PyTuple_GET_ITEM(steps, i)));
         if (object == NULL) {
             if (!PyErr_Occurred()) {
-                codec_stale(self->state, "%U: no code at %R any more", module, steps);
+                codec_stale(self->state, "%U: nothing at %R any more", module, steps);
             }
             return NULL;
         }
     }
-    if (!PyCode_Check(object)) {
+    return object;
+}
+
+/* New reference to the code object at *steps* of *module*, or NULL. */
+PyObject *
+codec_find_code(decoder *self, PyObject *module, PyObject *steps)
+{
+    PyObject *object = codec_follow(self, module, steps); /* owned, returned */
+    if (object != NULL && !PyCode_Check(object)) {
         codec_stale(self->state, "%U: %R does not lead to code any more", module,
                     steps);
         Py_CLEAR(object);

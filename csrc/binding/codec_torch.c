@@ -117,12 +117,31 @@ done:
     return found;
 }
 
+/* 0 when the value of an enum member equals the encoded one, else -1 with an error. */
+static int
+check_member(decoder *self, PyObject *member, PyObject *encoded)
+{
+    PyObject *expected = codec_decode_value(self, encoded);             /* owned */
+    PyObject *value = expected == NULL
+                          ? NULL
+                          : PyObject_GetAttrString(member, "_value_"); /* owned */
+    int same = value == NULL || Py_TYPE(value) != Py_TYPE(expected)
+                   ? 0
+                   : PyObject_RichCompareBool(value, expected, Py_EQ);
+    if (value != NULL && same == 0) {
+        codec_stale(self->state, "%R had the value %R", member, expected);
+    }
+    Py_XDECREF(expected);
+    Py_XDECREF(value);
+    return same == 1 ? 0 : -1;
+}
+
 PyObject *
 codec_decode_enum(decoder *self, PyObject *encoded)
 {
     PyObject *type;         /* owned */
     PyObject *found = NULL; /* owned, returned */
-    if (!codec_has_shape(encoded, "es")) {
+    if (!codec_has_shape(encoded, "ese")) {
         return NULL;
     }
     type = codec_decode_value(self, PyTuple_GET_ITEM(encoded, 1));
@@ -137,6 +156,10 @@ codec_decode_enum(decoder *self, PyObject *encoded)
     else if (found == NULL) {
         codec_stale_from_error(self->state, "%R has no member %U any more", type,
                                PyTuple_GET_ITEM(encoded, 2));
+    }
+    else if (PyTuple_GET_ITEM(encoded, 3) != Py_None &&
+             check_member(self, found, PyTuple_GET_ITEM(encoded, 3)) < 0) {
+        Py_CLEAR(found);
     }
     Py_DECREF(type);
     return found;

@@ -23,13 +23,13 @@ _indexes: dict[str, tuple[int, dict[int, tuple[types.CodeType, Steps]]]] = {}
 _files: dict[str, list[str]] = {}
 
 
-def find(code: types.CodeType, hint: str | None = None) -> tuple[str, Steps] | None:
+def find(code: types.CodeType, *hints: str | None) -> tuple[str, Steps] | None:
     """``(module name, steps)`` that lead to this very *code*, or None.
 
-    *hint* names a module to search first, for code whose file name tells nothing (a generated
+    *hints* name modules to search too, for code whose file name tells nothing (a generated
     ``__init__``, for example).
     """
-    for name in _candidates(code, hint):
+    for name in _candidates(code, hints):
         module = sys.modules.get(name)
         if not isinstance(module, types.ModuleType):
             continue
@@ -64,14 +64,13 @@ def _signature(module: types.ModuleType) -> int:
     return hash(tuple((name, id(value)) for name, value in vars(module).items()))
 
 
-def _candidates(code: types.CodeType, hint: str | None) -> list[str]:
+def _candidates(code: types.CodeType, hints: tuple[str | None, ...]) -> list[str]:
     filename = code.co_filename
     names = []
     if filename.startswith("<frozen ") and filename.endswith(">"):
         names.append(filename[len("<frozen ") : -1])
     names += _modules_of_file(filename)
-    if hint is not None:
-        names.append(hint)
+    names += [hint for hint in hints if hint is not None]
     return list(dict.fromkeys(names))
 
 
@@ -143,8 +142,14 @@ def _inside(value: Any, module: str) -> Iterator[tuple[tuple[str, Any], Any]]:
         yield ("f", "__wrapped__"), value.__wrapped__
     elif isinstance(value, type):
         if value.__module__ == module:
-            for name, inner in list(vars(value).items()):
-                yield ("a", name), inner
+            # Bases too: one with the same name (a named tuple) is hidden by the class.
+            names: set[str] = set()
+            for base in value.__mro__:
+                if base.__module__ == module:
+                    for name, inner in list(vars(base).items()):
+                        if name not in names:
+                            names.add(name)
+                            yield ("a", name), inner
     elif isinstance(value, property):
         yield ("f", "fget"), value.fget
     elif callable(value) and not isinstance(value, types.ModuleType):

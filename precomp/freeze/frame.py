@@ -1,216 +1,31 @@
-"""Frames: which code objects Dynamo converted, and what their new code needs.
+"""Frames: each conversion that was recorded becomes a frame record.
 
-``FrameRecorder`` listens to Dynamo while a capture is active. ``freeze`` turns each conversion
-into a frame record (docs/internals.md, section 4.1): names that Dynamo counts per process become
-names made of content, so that the same program always freezes to the same bytes.
+See docs/internals.md, section 4.1. Names that Dynamo counts per process become names made of
+content, so that the same program always freezes to the same bytes.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import dis
-import functools
 import hashlib
-import inspect
-import marshal
-import os
-import sys
-import sysconfig
 import types
-from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from precomp import _core, backends
+from precomp import _core
 from precomp.data import dumps, loads
-from precomp.freeze import codepath
-from precomp.freeze.guards import GuardRecorder
+from precomp.freeze import inlined
+from precomp.freeze.compiler_names import (
+    aliased_names,
+    compiler_names,
+    guarded_names,
+    in_compiler,
+)
+from precomp.freeze.conversions import Converted, FrameRecorder, Installed
 from precomp.freeze.module import freeze_module
-from precomp.freeze.plan import GraphSource, PlanRecorder
+from precomp.freeze.plan import GraphSource
 from precomp.freeze.store import Store, Unsupported
 from precomp.freeze.values import encode, encode_code
-from precomp.sources import qualname, source_digests
-from precomp.torch_api import capture as capture_api
-
-Patch = Callable[[Any, str, Any], None]
-
-STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
-SITE = os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__))) + os.sep
-TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-
-COMPILED = "__compiled_fn"
-BUILTINS = "__builtins_dict__"
-RANDOM = "__gen_rand_values"
-RANDOM_REASON = (
-    "random numbers that Dynamo draws for a graph (random.randint, random.uniform, random.Random)"
-)
-UNNAMED = "___unnamed_scope"  # globals that no module holds
-RESUME = "torch_dynamo_resume_in"
-
-
-@dataclasses.dataclass
-class Converted:
-    """One frame that Dynamo converted."""
-
-    original: types.CodeType
-    transformed: types.CodeType
-    guard_manager: Any
-    f_globals: dict[str, Any]
-    backend: dict[str, Any]
-    inlined: dict[types.CodeType, str | None]  # inlined code -> module of its globals
-    problems: list[str]
-
-
-@dataclasses.dataclass
-class Skipped:
-    """One frame that Dynamo decided to run as it is."""
-
-    code: types.CodeType
-    f_globals: dict[str, Any]
-    current: int
-    recursive: int
-    apply_to_code: bool
-
-
-@dataclasses.dataclass
-class Installed:
-    """A global that Dynamo put into a module for its bytecode or guards."""
-
-    kind: str  # plan, builtins, resume, resume_closure, mod, val, refused
-    value: Any
-
-
-def backend_record(callback: Any) -> dict[str, Any]:
-    """What torch compares to decide whether a cache entry belongs to a torch.compile call."""
-    backend = backends.innermost(callback)
-    wrapper = capture_api().InductorWrapper
-    if type(backend) is not wrapper:
-        name = getattr(backend, "compiler_name", None) or getattr(
-            backend, "__name__", type(backend).__name__
-        )
-        return {"backend": str(name), "config": {}, "dynamic": None, "name": None}
-    return backends.record(backend)
-
-
-class FrameRecorder:
-    """Records conversions, skips, inlined code and installed globals of one capture."""
-
-    def __init__(self, guards: GuardRecorder, plans: PlanRecorder) -> None:
-        self.guards = guards
-        self.plans = plans
-        self.converted: list[Converted] = []
-        self.skipped: list[Skipped] = []
-        # (id of the module dict, name) -> what was installed there
-        self.installed: dict[tuple[int, str], Installed] = {}
-        self.scopes: dict[int, dict[str, Any]] = {}
-        self._inlined: list[dict[types.CodeType, str | None]] = []
-
-    def install(self, patch: Patch) -> None:
-        """Start listening; *patch(owner, name, new)* replaces an attribute while capturing."""
-        api = capture_api()
-        recorder = self
-        convert = api.CatchErrorsWrapper.__call__
-
-        @functools.wraps(convert)
-        def call(wrapper: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
-            recorder._inlined.append({})
-            try:
-                result = convert(wrapper, frame, cache_entry, frame_state)
-            except BaseException:
-                recorder.plans.discard_pending()
-                raise
-            finally:
-                inlined = recorder._inlined.pop()
-            recorder._record(wrapper, frame, result, inlined)
-            return result
-
-        patch(api.CatchErrorsWrapper, "__call__", call)
-
-        inline = api.InliningInstructionTranslator.__init__
-
-        @functools.wraps(inline)
-        def inline_init(translator: Any, *args: Any, **kwargs: Any) -> None:
-            inline(translator, *args, **kwargs)
-            if recorder._inlined:
-                module = translator.f_globals.get("__name__")
-                recorder._inlined[-1][translator.f_code] = module
-
-        patch(api.InliningInstructionTranslator, "__init__", inline_init)
-
-        create = api.CleanupHook.create
-
-        def create_hook(scope: dict[str, Any], name: str, value: Any) -> Any:
-            recorder._record_global(scope, name, value)
-            return create(scope, name, value)
-
-        patch(api.CleanupHook, "create", staticmethod(create_hook))
-
-        import_source = api.InstructionTranslatorBase.import_source
-
-        @functools.wraps(import_source)
-        def importing(translator: Any, module_name: str) -> Any:
-            source = import_source(translator, module_name)
-            scope = translator.output.global_scope
-            recorder.scopes[id(scope)] = scope
-            recorder.installed[id(scope), source.global_name] = Installed("mod", module_name)
-            return source
-
-        patch(api.InstructionTranslatorBase, "import_source", importing)
-
-    def _record_global(self, scope: dict[str, Any], name: str, value: Any) -> None:
-        if name.startswith(COMPILED):
-            try:
-                entry = Installed("plan", self.plans.claim(name))
-            except Unsupported as refusal:
-                entry = Installed("refused", refusal)
-        elif name.startswith(BUILTINS):
-            entry = Installed("builtins", None)
-        elif isinstance(value, types.FunctionType) and RESUME in value.__code__.co_name:
-            entry = Installed("resume", value.__code__)
-        elif isinstance(value, types.FunctionType) and value.__name__ == "_make_fn":
-            entry = Installed("resume_closure", inspect.getclosurevars(value).nonlocals["code"])
-        elif name.startswith(RANDOM):
-            entry = Installed("refused", Unsupported(RANDOM_REASON))
-        elif name.startswith(UNNAMED) and not _is_namedtuple_scope(value):
-            entry = Installed("refused", Unsupported("an inlined function of no module"))
-        else:
-            entry = Installed("val", value)
-        self.scopes[id(scope)] = scope
-        self.installed[id(scope), name] = entry
-
-    def _record(
-        self, wrapper: Any, frame: Any, result: Any, inlined: dict[types.CodeType, str | None]
-    ) -> None:
-        if result.guarded_code is None:
-            strategy = result.frame_exec_strategy
-            self.skipped.append(
-                Skipped(
-                    frame.f_code,
-                    frame.f_globals,
-                    int(strategy.cur_action.value),
-                    int(strategy.recursive_action.value),
-                    bool(result.apply_to_code),
-                )
-            )
-            return
-        guarded = result.guarded_code
-        problems: list[str] = []
-        try:
-            self.guards.prove(guarded.guard_manager, frame.f_locals, frame.f_globals)
-        except Unsupported as refusal:
-            problems.append(str(refusal))
-        self.converted.append(
-            Converted(
-                frame.f_code,
-                guarded.code,
-                guarded.guard_manager,
-                frame.f_globals,
-                backend_record(wrapper),
-                inlined,
-                problems,
-            )
-        )
+from precomp.sources import qualname
 
 
 def code_names(code: types.CodeType) -> set[str]:
@@ -236,22 +51,6 @@ def integers(code: types.CodeType) -> set[int]:
         if isinstance(constant, types.CodeType):
             found |= integers(constant)
     return found
-
-
-def nested_code(code: types.CodeType) -> set[types.CodeType]:
-    """*code* and all code among its constants: what the digest of *code* covers."""
-    found = {code}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found |= nested_code(constant)
-    return found
-
-
-def fixed_by_version(filename: str) -> bool:
-    """Whether the version of torch or Python fixes the content of a source file."""
-    if filename.startswith(("<frozen ", TORCH)):
-        return True
-    return filename.startswith(STDLIB) and not filename.startswith((SITE, STDLIB + "site-packages"))
 
 
 def rename_code(code: types.CodeType, rename: dict[str, str]) -> types.CodeType:
@@ -397,7 +196,7 @@ class FrameFreezer:
         transformed = rename_code(frame.transformed, rename)
         if self.recorder.guards.bound_ids(frame.guard_manager) & integers(frame.transformed):
             raise Unsupported("the id() of an object is a constant of the compiled code")
-        inlined, sources = self._inlined(frame)
+        tape = self.recorder.guards.record_for(frame.guard_manager, rename)
         return {
             "name": qualname(frame.original),
             "module": module,
@@ -405,35 +204,9 @@ class FrameFreezer:
             "backend": frame.backend,
             "code": encode_code(transformed, frame.original.co_firstlineno),
             "globals": self._globals(scope, names),
-            "tape": self.recorder.guards.record_for(frame.guard_manager, rename),
-            "inlined": inlined,
-            "sources": sources,
+            "tape": tape,
+            **inlined.rows(frame.original, frame.traced, tape),
         }
-
-    def _inlined(self, frame: Converted) -> tuple[Any, Any]:
-        """Digests of the inlined code that neither torch's nor Python's version fixes."""
-        inlined = set()
-        sources = set()
-        own = nested_code(frame.original)
-        for code, module in frame.inlined.items():
-            filename = code.co_filename
-            if fixed_by_version(filename) or code in own:
-                continue
-            if RESUME in code.co_name:
-                continue
-            place = codepath.find(code, module)
-            if place is not None:
-                inlined.add((place[0], place[1], _core.code_digest(code)))
-                continue
-            digest = _core.code_digest(code)
-            holder = _module_of_file(filename)
-            if holder is None or digest not in source_digests(holder):
-                raise Unsupported(
-                    f"inlined function {qualname(code)} cannot be found again: "
-                    "no module holds it, nor the source file of one"
-                )
-            sources.add((holder, digest))
-        return tuple(sorted(inlined)), tuple(sorted(sources))
 
     def helpers(self) -> set[tuple[str, str]]:
         """Names of torch's compiler modules that the frozen bytecode and guards use."""
@@ -449,7 +222,7 @@ class FrameFreezer:
                 for (owner, name), entry in self.recorder.installed.items()
                 if owner == id(frame.f_globals)
                 and entry.kind == "mod"
-                and _in_compiler(entry.value)
+                and in_compiler(entry.value)
             }
             found |= aliased_names(frame.transformed, modules)
         return found
@@ -468,76 +241,3 @@ class FrameFreezer:
                 qualname(skip.code),
             )
         return tuple(rows[digest] for digest in sorted(rows))
-
-
-def _is_namedtuple_scope(scope: dict[str, Any]) -> bool:
-    """The globals that collections.namedtuple gives to ``__new__``: always the same."""
-    return str(scope.get("__name__")).startswith("namedtuple_")
-
-
-def _module_of_file(filename: str) -> str | None:
-    for name, module in sorted(sys.modules.items()):
-        if getattr(module, "__file__", None) == filename:
-            return name
-    return None
-
-
-def compiler_names(value: Any) -> set[tuple[str, str]]:
-    """``(module, name)`` of everything in a record that lives in a module of torch's compiler."""
-    found: set[tuple[str, str]] = set()
-    if type(value) is tuple:
-        if len(value) >= 3 and value[0] in ("P", "PF") and _in_compiler(value[1]):
-            found.add((value[1], value[2].partition(".")[0]))
-        elif len(value) >= 3 and value[0] == "C" and _in_compiler(value[1]):
-            found.add((value[1], value[2][0][1]))
-        for item in value:
-            found |= compiler_names(item)
-    return found
-
-
-def guarded_names(record: dict[str, Any]) -> set[tuple[str, str]]:
-    """``(module, name)`` that the guards of a frame record read from compiler modules."""
-    aliases = {
-        name: spec[1]
-        for name, spec in record["globals"]
-        if spec[0] == "mod" and _in_compiler(spec[1])
-    }
-    modules: dict[int, str] = {}
-    found: set[tuple[str, str]] = set()
-    for op in record["tape"]["ops"]:
-        if op[0] == "dict_getitem_manager" and op[3] and op[3][1] in aliases:
-            modules[op[2]] = aliases[op[3][1]]
-        elif op[0] in ("getattr_manager", "generic_getattr_manager") and op[1] in modules:
-            found.add((modules[op[1]], op[3][1]))
-        elif op[0] == "add_epilogue_lambda_guard" and op[2][0][0] == "gfn":
-            # Generated code reads G['alias'].name: take each name that the module has.
-            names = marshal.loads(op[2][0][1][0]).co_names
-            for constant in op[2][0][1][2]:
-                module = aliases.get(constant[1]) if constant[0] == "k" else None
-                if module is not None:
-                    offered = vars(sys.modules[module])
-                    found |= {(module, name) for name in names if name in offered}
-    return found
-
-
-def _in_compiler(module: Any) -> bool:
-    return isinstance(module, str) and module.startswith(("torch._dynamo", "torch._inductor"))
-
-
-def aliased_names(code: types.CodeType, modules: dict[str, str]) -> set[tuple[str, str]]:
-    """``(module, name)`` that *code* reads from the modules behind the global names *modules*."""
-    found: set[tuple[str, str]] = set()
-    previous: dis.Instruction | None = None
-    for instruction in dis.get_instructions(code):
-        if (
-            previous is not None
-            and previous.opname == "LOAD_GLOBAL"
-            and previous.argval in modules
-            and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
-        ):
-            found.add((modules[previous.argval], instruction.argval))
-        previous = instruction
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found |= aliased_names(constant, modules)
-    return found

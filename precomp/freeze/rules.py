@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from precomp.freeze.frame import SITE, STDLIB
+from precomp.freeze.traced import SITE, STDLIB
 from precomp.torch_api import capture as capture_api
 
 

@@ -142,7 +142,13 @@ def _encode_member(value: enum.Enum) -> Encoded:
     name = value.name
     if not isinstance(name, str) or type(value).__members__.get(name) is not value:
         raise Unencodable(f"{describe(value)} without a name of its own cannot be written as data")
-    return ("en", encode(type(value)), name)
+    if is_library(type(value).__module__):
+        return ("en", encode(type(value)), name, None)
+    try:
+        content = encode(value._value_)
+    except Unencodable:
+        content = None
+    return ("en", encode(type(value)), name, content)
 
 
 def _encode_module(value: types.ModuleType) -> Encoded:

@@ -19,12 +19,12 @@ from typing import Any
 from precomp import _core, torch_api
 from precomp.data import loads
 from precomp.errors import CompileViolation
-from precomp.serve import guards, standin
+from precomp.serve import guards, source, standin
 from precomp.serve import module as modules
 from precomp.serve import plan as plans
 from precomp.serve.kernel import KernelTable
 from precomp.serve.unknown import FileRules, holds_torch, never_converted
-from precomp.sources import qualname, source_digests
+from precomp.sources import qualname
 
 NOT_CAPTURED = "not captured: the artifact has no entry for this function"
 HINT = "capture a run that makes this call, or fix what differs"
@@ -226,14 +226,7 @@ class Runtime:
         record = entry.record
         own, here = record["module"], str(f_globals.get("__name__"))
         moved = own != here
-        for module, steps, digest in record["inlined"]:
-            found = _core.code_at(here if module == own else module, steps)
-            if _core.code_digest(found) != digest:
-                raise _core.Stale(f"source of the inlined function {qualname(found)} changed")
-        for module, digest in record["sources"]:
-            holder = here if module == own else module
-            if digest not in source_digests(holder):
-                raise _core.Stale(f"source of a function of {holder}, which is inlined, changed")
+        source.check(record, here)
         self._install_globals(entry, f_globals, code)
         tape = record["tape"]
         if moved:

@@ -307,6 +307,15 @@ def test_a_sharded_class_is_found_through_its_original(monkeypatch: pytest.Monke
         _core.decode(encoded)
 
 
+def test_an_enum_member_has_to_have_its_value() -> None:
+    kind, name, value = encode(Color.RED)[1:]
+    assert _core.decode(("en", kind, name, None)) is Color.RED
+    for other in (2, True, 1.0):
+        with pytest.raises(_core.Stale, match=rf"Color.RED: 1.* had the value {other!r}"):
+            _core.decode(("en", kind, name, ("k", other)))
+    assert value == ("k", 1)
+
+
 # ------------------------------------------------------------------ malformed encodings
 
 
@@ -331,6 +340,7 @@ def test_a_sharded_class_is_found_through_its_original(monkeypatch: pytest.Monke
         ("P", 1, "sqrt", ""),
         ("C", "math", ["x"], ""),
         ("en", ("k", 1)),
+        ("en", ("k", 1), "A"),
         ("np", "f4", "x"),
         ("pt", ("k", 1), ("k", 2), ("k", 3)),
         ("nw", ("k", 1), ("k", 2), ("k", 3)),

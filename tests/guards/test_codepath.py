@@ -11,6 +11,7 @@ from precomp import _core
 from precomp.freeze import codepath
 
 SOURCE = """
+import collections
 import functools
 
 def plain():
@@ -69,6 +70,9 @@ class Thing:
         def deep(self):
             return 10
 
+class Pair(collections.namedtuple("Pair", "a b")):
+    pass
+
 bound = Thing.klass
 """
 
@@ -111,6 +115,14 @@ def test_leads_to_the_very_object(module: ModuleType) -> None:
         assert found[0] == "steps_module" and _core.code_at(*found) is code, name
 
 
+def test_a_base_that_its_class_hides_is_found(module: ModuleType) -> None:
+    code = module.Pair.__new__.__code__
+    assert codepath.find(code) is None  # its file name tells nothing
+    name, steps = codepath.find(code, None, module.__name__)
+    assert _core.code_at(name, steps) is code
+    assert _core.object_at(name, steps[:-1]) is module.Pair.__new__
+
+
 def test_steps_are_short_and_plain(module: ModuleType) -> None:
     assert codepath.find(module.plain.__code__) == (
         "steps_module",
@@ -149,7 +161,7 @@ def test_what_is_added_later_is_found(module: ModuleType) -> None:
 def test_changed_modules_are_stale(module: ModuleType) -> None:
     name, steps = codepath.find(vars(module.Thing)["method"].__code__)
     del module.Thing.method
-    with pytest.raises(_core.Stale, match="steps_module: no code at"):
+    with pytest.raises(_core.Stale, match="steps_module: nothing at"):
         _core.code_at(name, steps)
     module.Thing.method = 3
     with pytest.raises(_core.Stale):
