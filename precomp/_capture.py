@@ -43,6 +43,7 @@ class Capture(_core.Capture):
 
     def _begin(self) -> None:
         from precomp import torch_api
+        from precomp.freeze import kernel
         from precomp.freeze.conversions import FrameRecorder
         from precomp.freeze.guards import GuardRecorder
         from precomp.freeze.plan import PlanRecorder
@@ -59,6 +60,7 @@ class Capture(_core.Capture):
         self._guards.install(self.patch)
         self._plans.install(self.patch)
         self._frames.install(self.patch)
+        kernel.install(self.patch)
         self._precompiled.install()
 
     def _end(self) -> None:
@@ -99,7 +101,7 @@ class Capture(_core.Capture):
             freezer = FrameFreezer(self._frames, store)
             freezer.freeze()
             skips = freezer.freeze_skips()
-            record = rules(skips, helpers.collect(sorted(freezer.helpers())), freezer.order)
+            record = rules(skips, helpers.collect(sorted(freezer.helpers)), freezer.order)
             store.add("rules", "rules", dumps(record))
             kinds = [kind for kind, _ in store.entries]
             images = {name for (kind, _), (name, _) in store.entries.items() if kind == "cubin"}

@@ -166,6 +166,18 @@ class FrameRecorder:
                     return _call(*args, **kwargs)
 
             patch(module, "invoke_and_store_as_constant", storing)
+        initialize = api.module_variables.initialize_lazy_module
+
+        @functools.wraps(initialize)
+        def initializing(tx: Any, module: Any, args: Any, kwargs: Any) -> Any:
+            if recorder._traced and hasattr(module, "_initialize_hook"):
+                recorder._traced[-1].problems.append(
+                    f"a lazy module, {type(module).__name__}, is initialized while Dynamo traces; "
+                    "call the model once before it is compiled"
+                )
+            return initialize(tx, module, args, kwargs)
+
+        patch(api.module_variables, "initialize_lazy_module", initializing)
 
     def _record_global(self, scope: dict[str, Any], name: str, value: Any) -> None:
         if name.startswith(COMPILED):
@@ -204,7 +216,7 @@ class FrameRecorder:
             )
             return
         guarded = result.guarded_code
-        problems: list[str] = []
+        problems = list(traced.problems)
         try:
             self.guards.prove(guarded.guard_manager, frame.f_locals, frame.f_globals)
         except Unsupported as refusal:

@@ -12,8 +12,8 @@ import types
 from typing import Any
 
 from precomp import _core
-from precomp.data import dumps, loads
-from precomp.freeze import inlined
+from precomp.data import dumps
+from precomp.freeze import helpers, inlined
 from precomp.freeze.compiler_names import (
     aliased_names,
     compiler_names,
@@ -72,7 +72,8 @@ class FrameFreezer:
     """Turns what a FrameRecorder holds into entries of a Store.
 
     ``problems`` collects ``(function, reason)`` for frames that cannot be frozen, ``order`` the
-    digests of the frame entries in order of conversion.
+    digests of the frame entries in order of conversion, ``helpers`` the names ``(module, name)`` of
+    torch's compiler that they use.
     """
 
     def __init__(self, recorder: FrameRecorder, store: Store) -> None:
@@ -80,6 +81,7 @@ class FrameFreezer:
         self.store = store
         self.problems: list[tuple[str, str]] = []
         self.order: list[str] = []
+        self.helpers: set[tuple[str, str]] = set()
         self.plan_digests: dict[int, str | Unsupported] = {}
         # per scope: old name -> new name, and new name -> spec or refusal
         self.renames: dict[int, dict[str, str]] = {}
@@ -197,7 +199,7 @@ class FrameFreezer:
         if self.recorder.guards.bound_ids(frame.guard_manager) & integers(frame.transformed):
             raise Unsupported("the id() of an object is a constant of the compiled code")
         tape = self.recorder.guards.record_for(frame.guard_manager, rename)
-        return {
+        record = {
             "name": qualname(frame.original),
             "module": module,
             "key": _core.code_digest(original),
@@ -207,25 +209,20 @@ class FrameFreezer:
             "tape": tape,
             **inlined.rows(frame.original, frame.traced, tape),
         }
+        self._take_helpers(frame, record)
+        return record
 
-    def helpers(self) -> set[tuple[str, str]]:
-        """Names of torch's compiler modules that the frozen bytecode and guards use."""
-        found: set[tuple[str, str]] = set()
-        for (kind, _), (_, data) in self.store.entries.items():
-            if kind == "frame":
-                record = loads(data)
-                found |= compiler_names(record["tape"]["ops"])
-                found |= guarded_names(record)
-        for frame in self.recorder.converted:
-            modules = {
-                name: entry.value
-                for (owner, name), entry in self.recorder.installed.items()
-                if owner == id(frame.f_globals)
-                and entry.kind == "mod"
-                and in_compiler(entry.value)
-            }
-            found |= aliased_names(frame.transformed, modules)
-        return found
+    def _take_helpers(self, frame: Converted, record: dict[str, Any]) -> None:
+        """Note the names of torch's compiler modules that bytecode and guards use."""
+        modules = {
+            name: entry.value
+            for (owner, name), entry in self.recorder.installed.items()
+            if owner == id(frame.f_globals) and entry.kind == "mod" and in_compiler(entry.value)
+        }
+        names = compiler_names(record["tape"]["ops"]) | guarded_names(record)
+        names |= aliased_names(frame.transformed, modules)
+        helpers.taken(names)
+        self.helpers |= names
 
     def freeze_skips(self) -> tuple[Any, ...]:
         """Rows ``(code digest, current action, recursive action, apply_to_code, name)``."""

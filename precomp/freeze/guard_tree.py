@@ -108,6 +108,7 @@ NUMBERED = {
 }
 
 ROOT = 0
+DEFAULTS = "defaults"  # a node in the defaults of a function of Dynamo: torch's version fixes them
 IMPLIED = "implied"  # a node whose guards another accessor already makes sure of
 RELATIONS_TEXT = "identity relations of objects"
 PROBE_TEXT = "precomp: a probe"
@@ -213,7 +214,7 @@ class Tree:
         self.numbers = {id(root): ROOT}
         self.ops: list[tuple[Any, ...]] = []
         self.problems: list[str] = []
-        self.constant: dict[int, str] = {}  # node -> the module of Dynamo it is in, or IMPLIED
+        self.constant: dict[int, str] = {}  # node -> module of Dynamo it is in, DEFAULTS or IMPLIED
         self.replaced: set[tuple[int, str]] = set()  # (node, kind) that a function stands for
         self.registries: set[int] = set()  # nodes that hold the registry of pytree nodes
         self.globals_node: int | None = None

@@ -33,6 +33,7 @@ from precomp.freeze.guard_record import (
     stable_text,
 )
 from precomp.freeze.guard_tree import (
+    DEFAULTS,
     IMPLIED,
     LEAVES,
     MANAGERS,
@@ -169,7 +170,8 @@ class GuardRecorder:
         self._trees[id(made)] = tree
         example, source = given["example_value"], given["source"]
         if parent in tree.constant:
-            tree.constant[node] = tree.constant[parent]
+            fixed = ".__defaults__" in source or ".__kwdefaults__" in source
+            tree.constant[node] = DEFAULTS if fixed else tree.constant[parent]
         elif isinstance(example, types.ModuleType) and is_dynamo(example.__name__):
             tree.constant[node] = example.__name__
         elif parent in tree.registries and name == "get_key_manager":
@@ -203,7 +205,7 @@ class GuardRecorder:
         tree, node = self._tree(args[0])
         values = args[1:]
         where = tree.constant.get(node)
-        if where == IMPLIED and name == "add_id_match_guard":
+        if where == DEFAULTS or (where == IMPLIED and name == "add_id_match_guard"):
             return
         if where is not None:
             if not is_fixed(name, values, self._objects):

@@ -303,6 +303,27 @@ def _setup(module: str, line: str) -> Record:
     raise PrecompError(f"precomp: torch {torch.__version__}: {module} lacks the statement {line!r}")
 
 
+def taken(names: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Record]:
+    """Records of *names* ``(module, attribute)`` in modules of the compiler and of what they use.
+
+    Raises Unsupported for a name that cannot be data.
+    """
+    records: dict[tuple[str, str], Record] = {}
+    todo = [(module, name) for module, name in names if module.startswith(_COMPILER)]
+    while todo:
+        key = todo.pop()
+        if key in records:
+            continue
+        module, name = key
+        record = records[key] = _record(module, name)
+        if record[0] == "import":
+            continue
+        for _, home, attribute in record[-1]:
+            if home == module and attribute and (home, attribute) not in records:
+                todo.append((home, attribute))
+    return records
+
+
 def collect(names: Iterable[tuple[str, str]] = ()) -> tuple[tuple[str, str, Record], ...]:
     """Records of everything the stand-in answers, plus *names* ``(module, attribute)``.
 
@@ -322,16 +343,5 @@ def collect(names: Iterable[tuple[str, str]] = ()) -> tuple[tuple[str, str, Reco
                 node = _source(module).bound.get(used) if home == module else None
                 if isinstance(node, (ast.Assign, ast.AnnAssign)):
                     records[module, used] = _record(module, used)
-    todo = [(module, name) for module, name in names if module.startswith(_COMPILER)]
-    while todo:
-        key = todo.pop()
-        if key in records:
-            continue
-        module, name = key
-        record = records[key] = _record(module, name)
-        if record[0] == "import":
-            continue
-        for _, home, attribute in record[-1]:
-            if home == module and attribute and (home, attribute) not in records:
-                todo.append((home, attribute))
+    records |= taken(names)
     return tuple((module, name, records[module, name]) for module, name in sorted(records))

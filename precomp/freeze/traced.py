@@ -45,6 +45,7 @@ class Traced:
         # id of code -> (code, module of its globals, its function if it is a real one)
         self.inlined: dict[int, tuple[types.CodeType, str | None, Any]] = {}
         self.called: dict[int, tuple[types.CodeType, str | None]] = {}
+        self.problems: list[str] = []
 
     def inline(self, translator: Any) -> None:
         """Note what an InliningInstructionTranslator inlines."""

@@ -192,6 +192,7 @@ CAPTURE: dict[str, str] = {
     "partition_wrapper": "torch._inductor.utils:_unstable_customized_partition_wrapper",
     "dynamo_config": "torch._dynamo.config",
     # module and kernel
+    "cpp_builder": "torch._inductor.cpp_builder:",
     "extern_kernels": "torch._inductor.select_algorithm:extern_kernels",
     "OpOverload": "torch._ops:OpOverload",
     "OpOverloadPacket": "torch._ops:OpOverloadPacket",
