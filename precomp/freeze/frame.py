@@ -7,6 +7,7 @@ content, so that the same program always freezes to the same bytes.
 from __future__ import annotations
 
 import dis
+import functools
 import hashlib
 import types
 from typing import Any
@@ -212,6 +213,10 @@ class FrameFreezer:
         self._take_helpers(frame, record)
         return record
 
+    @functools.cached_property
+    def _offered(self) -> dict[Any, Any]:
+        return helpers.offered()
+
     def _take_helpers(self, frame: Converted, record: dict[str, Any]) -> None:
         """Note the names of torch's compiler modules that bytecode and guards use."""
         modules = {
@@ -221,8 +226,9 @@ class FrameFreezer:
         }
         names = compiler_names(record["tape"]["ops"]) | guarded_names(record)
         names |= aliased_names(frame.transformed, modules)
-        helpers.taken(names)
-        self.helpers |= names
+        if names:
+            helpers.taken(names, self._offered)
+            self.helpers |= names
 
     def freeze_skips(self) -> tuple[Any, ...]:
         """Rows ``(code digest, current action, recursive action, apply_to_code, name)``."""

@@ -35,7 +35,7 @@ import marshal
 import os
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from functools import cache
 from typing import Any
 
@@ -303,8 +303,27 @@ def _setup(module: str, line: str) -> Record:
     raise PrecompError(f"precomp: torch {torch.__version__}: {module} lacks the statement {line!r}")
 
 
-def taken(names: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Record]:
-    """Records of *names* ``(module, attribute)`` in modules of the compiler and of what they use.
+def offered() -> dict[tuple[str, str], Record]:
+    """Records of everything the stand-in answers in any case."""
+    records: dict[tuple[str, str], Record] = {}
+    for module, lines in torch_api.tables().STANDIN_SETUP.items():
+        for line in lines:
+            records[module, line] = _setup(module, line)
+    for module, wanted in torch_api.tables().STANDIN_TAKE.items():
+        for name in wanted:
+            record = records[module, name] = _record(module, name)
+            for _, home, used in record[-1]:
+                node = _source(module).bound.get(used) if home == module else None
+                if isinstance(node, (ast.Assign, ast.AnnAssign)):
+                    records[module, used] = _record(module, used)
+    return records
+
+
+def taken(
+    names: Iterable[tuple[str, str]], known: Container[tuple[str, str]]
+) -> dict[tuple[str, str], Record]:
+    """Records of *names* ``(module, attribute)`` in modules of the compiler and of what they use,
+    but for those that are *known*.
 
     Raises Unsupported for a name that cannot be data.
     """
@@ -312,7 +331,7 @@ def taken(names: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Record]:
     todo = [(module, name) for module, name in names if module.startswith(_COMPILER)]
     while todo:
         key = todo.pop()
-        if key in records:
+        if key in records or key in known:
             continue
         module, name = key
         record = records[key] = _record(module, name)
@@ -332,16 +351,6 @@ def collect(names: Iterable[tuple[str, str]] = ()) -> tuple[tuple[str, str, Reco
     when the originals of the hand-written stand-ins changed.
     """
     check_written()
-    records: dict[tuple[str, str], Record] = {}
-    for module, lines in torch_api.tables().STANDIN_SETUP.items():
-        for line in lines:
-            records[module, line] = _setup(module, line)
-    for module, wanted in torch_api.tables().STANDIN_TAKE.items():
-        for name in wanted:
-            record = records[module, name] = _record(module, name)
-            for _, home, used in record[-1]:
-                node = _source(module).bound.get(used) if home == module else None
-                if isinstance(node, (ast.Assign, ast.AnnAssign)):
-                    records[module, used] = _record(module, used)
-    records |= taken(names)
+    records = offered()
+    records |= taken(names, records)
     return tuple((module, name, records[module, name]) for module, name in sorted(records))
