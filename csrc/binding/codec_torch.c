@@ -121,10 +121,9 @@ done:
 static int
 check_member(decoder *self, PyObject *member, PyObject *encoded)
 {
-    PyObject *expected = codec_decode_value(self, encoded);             /* owned */
-    PyObject *value = expected == NULL
-                          ? NULL
-                          : PyObject_GetAttrString(member, "_value_"); /* owned */
+    PyObject *expected = codec_decode_value(self, encoded); /* owned */
+    PyObject *value =
+        expected == NULL ? NULL : PyObject_GetAttrString(member, "_value_"); /* owned */
     int same = value == NULL || Py_TYPE(value) != Py_TYPE(expected)
                    ? 0
                    : PyObject_RichCompareBool(value, expected, Py_EQ);

@@ -25,6 +25,8 @@ _MODULE_CALL = tuple(
     ("torch.nn.modules.module", (("a", "Module"), ("a", name), ("f", "__code__")))
     for name in ("_call_impl", "_wrapped_call_impl")
 )
+# Globals of Dynamo in the code of resume functions: their names differ from process to process.
+_COUNTED = ("__compiled_fn", "__builtins_dict__", "__resume_at", "__import_", "__pc_")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -153,7 +155,7 @@ def _attribute_names(codes: list[types.CodeType]) -> set[str]:
         for part in nested_code(code):
             names.update(part.co_names)
             names.update(c for c in part.co_consts if type(c) is str and c.isidentifier())
-    return {name for name in names if not name.startswith("__pc_")}
+    return {name for name in names if not name.startswith(_COUNTED)}
 
 
 def _classes(

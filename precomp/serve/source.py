@@ -6,6 +6,7 @@ One function for one key of a frame record (docs/internals.md, section 4.1). Eac
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -60,6 +61,9 @@ def same(expected: Any, value: Any) -> bool:
         return len(expected) == len(value) and all(map(same, expected, value))
     if isinstance(expected, dict):
         return list(expected) == list(value) and all(map(same, expected.values(), value.values()))
+    if isinstance(expected, functools.partial):
+        parts = [(part.func, part.args, part.keywords) for part in (expected, value)]
+        return same(*parts)
     return expected is value or expected == value or (expected != expected and value != value)
 
 

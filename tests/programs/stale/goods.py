@@ -154,6 +154,9 @@ class Mixin:
         return scaled(t, 1.28)  # model: method of a mixin
 
 
+EIGHTY = functools.partial(scaled, k=1.81)  # model: partial as a default
+
+
 class Model(Base, Mixin):
     constant = Constant(1.29)  # model: value of a descriptor
     table = {"key": 1.31}  # model: dict of a class
@@ -180,8 +183,11 @@ class Model(Base, Mixin):
     def default(self, t, k=1.39):  # model: default
         return scaled(t, k)
 
-    def keyword(self, t, *, k=1.41):  # model: keyword default
+    def keyword(self, t, *, k=1.41, name=None):  # model: keyword default
         return scaled(t, k)
+
+    def partial(self, t, function=EIGHTY):
+        return function(t)
 
     @traced
     def decorated(self, t):
@@ -194,7 +200,7 @@ class Model(Base, Mixin):
     def forward(self, x):
         t = scaled(self.linear(x), self.gain * self.constant * self.table["key"])
         t = self.amounted(self.part(self.act(self.small(t))))
-        t = self.keyword(self.default(self.of_class(self.static(t))))
+        t = self.keyword(self.partial(self.default(self.of_class(self.static(t)))))
         return self.mixed(self.replaced(self.inherited(t)))
 
 
