@@ -14,7 +14,7 @@ from typing import Any
 
 from precomp.errors import PrecompError
 
-SUPPORTED = {"2.13": "v2_13", "2.14": "v2_14"}
+SUPPORTED = {"2.11": "v2_11", "2.13": "v2_13", "2.14": "v2_14"}
 
 
 def _version() -> str:

@@ -108,7 +108,7 @@ def test_an_unknown_torch_is_refused_with_one_line(monkeypatch):
     monkeypatch.setattr(torch_api, "_version", lambda: "2.99.1+cu140")
     with pytest.raises(PrecompError) as caught:
         torch_api.tables()
-    supported = "2.13, 2.14"
+    supported = "2.11, 2.13, 2.14"
     assert str(caught.value) == (
         f"precomp: torch 2.99.1+cu140 is not supported (supported: {supported})"
     )

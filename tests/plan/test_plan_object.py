@@ -619,7 +619,8 @@ def test_saved_tensors_and_gradients_are_freed_as_the_graph_uses_them():
     plan = serve_plan.build(record("training", 1), forward, backward)
     x = torch.ones(2, requires_grad=True)
     (plan(x)[0] * 3).sum().backward()
-    assert alive == [False, False]
+    # Before 2.13 the engine holds the gradients until the backward returns.
+    assert alive == [False, not torch_api.serve().boxed_grads]
 
 
 def test_gradients_are_not_copied_on_accumulation():

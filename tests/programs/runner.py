@@ -218,6 +218,9 @@ def main() -> int:
 
     import torch
 
+    # Importing torch itself may start ldconfig (2.14 built for CUDA).
+    SPAWNS.clear()
+    WRITES.clear()
     torch.set_num_threads(1)
     names = list(options.names)
     directory = names.pop(0) if options.side in ("capture", "serve") else ""
