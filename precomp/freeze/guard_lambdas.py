@@ -83,7 +83,7 @@ def _encode_subclass(cells: dict[str, Any]) -> Encoded:
 
 @_function("DTENSOR_SPEC_MATCH.<locals>.guard_fn")
 def _encode_dtensor(cells: dict[str, Any]) -> Encoded:
-    spec = cells["expected"]
+    spec = cells["expected"] if "expected" in cells else cells["value"]  # torch 2.11
     try:
         return ("spec", encode(type(spec)), encode(guard_functions.meaning_of_spec(spec)))
     except Unencodable as error:
@@ -113,7 +113,10 @@ def encode_function(value: Any) -> Any:
     if qualname == "___make_guard_fn.<locals>.guard":
         return _encode_generated(value)
     if qualname in _LAMBDAS:
-        return _LAMBDAS[qualname](cells)
+        try:
+            return _LAMBDAS[qualname](cells)
+        except (KeyError, AttributeError) as error:  # another torch wrote it otherwise
+            raise Unencodable(f"{qualname.partition('.<')[0]}: {error!r}") from error
     if value.__module__ == "torch._dynamo.guards":
         return _encode_accessor(value, cells)
     raise Unencodable(f"a guard that calls the {describe(value)}")
