@@ -23,7 +23,14 @@ from torch.torch_version import TorchVersion
 
 if TorchVersion(torch.__version__) < (2, 13):
     # Refused there, but for "decorated": Dynamo compiles no frame of its own for it.
-    for missing in ("decorated", "dispatch_keys", "dtensor", "jagged", "opaque_object"):
-        PROGRAMS.pop(missing, None)
+    for missing in (
+        "decorated",
+        "dispatch_keys",
+        "dtensor",
+        "jagged",
+        "mesh_argument",
+        "opaque_object",
+    ):
+        del PROGRAMS[missing]
 
 __all__ = ["MLP", "PROGRAMS", "Program", "copied_config", "plain", "vmapped"]
