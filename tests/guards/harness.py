@@ -132,7 +132,9 @@ def compile_and_record(
     recording.frames.clear()
     backend = program.backend if isinstance(program.backend, str) else program.backend()
     compiled = torch.compile(program.function, backend=backend, dynamic=program.dynamic, **options)
-    with program.around(), torch._dynamo.config.patch(program.config):
+    # On in torch 2.11: its tree then skips guards that a rebuilt one checks.
+    config = {"use_recursive_dict_tags_for_guards": False, **program.config}
+    with program.around(), torch._dynamo.config.patch(config):
         compiled(*(program.arguments() if callable(program.arguments) else program.arguments))
         manager = recording.manager_of(code_of(program.function))
         rename = recording.rename(manager)
