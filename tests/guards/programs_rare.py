@@ -495,7 +495,7 @@ TABLE = {"a": 2}
 
 
 def adds_lengths(t):
-    return t + len(TABLE) + sum([1, 2])
+    return t + len(TABLE) + sum([1, 2]) + abs(-3)
 
 
 @program
@@ -506,7 +506,7 @@ def replaced_builtins() -> Program:
         adds_lengths,
         (x(3),),
         {
-            "builtin": lambda: attribute(builtins, "len", lambda value: 7),
+            "builtin": lambda: attribute(builtins, "abs", lambda value: 7),
             "other_builtin": lambda: attribute(builtins, "sum", lambda value: 7),
             "more": lambda: call(lambda: TABLE.update(b=3), lambda: TABLE.pop("b")),
             "value": lambda: item(TABLE, "a", 5),
