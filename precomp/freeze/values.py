@@ -188,10 +188,10 @@ def _encode_torch(value: Any) -> Encoded | None:
     if isinstance(value, names.op_overload_packet):
         namespace, _, name = value._qualified_op_name.partition("::")
         return ("opp", namespace, name)
-    members, name = getattr(kind, "__members__", None), getattr(value, "name", None)
-    if isinstance(members, dict) and members.get(name) is value:  # an enum that C++ made
-        place = find_path(kind)
-        if place is not None:
+    members = getattr(kind, "__members__", None)
+    if isinstance(members, dict):  # an enum that C++ made
+        place, name = find_path(kind), value.name
+        if place is not None and members.get(name) is value:
             return ("P", place[0], f"{place[1]}.{name}", _core.kind_of(value))
     if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
         if hasattr(value, "dtype") and not value.dtype.hasobject:

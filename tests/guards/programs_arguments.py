@@ -345,10 +345,15 @@ def unpacked(t, one, two, more):
     return keywords(t, one, two, **more)
 
 
+def asks_copy_on_write(image, weight):
+    return image + weight if torch._C._is_cow_tensor(image) else image - weight
+
+
 @program
 def copy_on_write() -> Program:
     return Program(
-        lambda_sum,
+        # torch 2.13 cannot compile the question
+        asks_copy_on_write if torch.__version__ >= "2.14" else lambda_sum,
         lambda: (torch._lazy_clone(x(3)), x(3)),
         {
             "equal": lambda: (torch._lazy_clone(x(3)), x(3)),
