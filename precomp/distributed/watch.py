@@ -9,6 +9,7 @@ raises the same violation when it is left.
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import threading
 import time
@@ -22,7 +23,7 @@ INTERVAL = 0.5  # seconds between two looks, more in groups of over 500 ranks
 ACKNOWLEDGE = 2.0  # seconds that the violating rank waits for the others to know
 SETTLE = 2.0  # seconds after a failed collective in which its reason may arrive
 
-_KEY = "precomp/violation"
+_numbers = itertools.count()
 
 
 class Watch:
@@ -37,6 +38,8 @@ class Watch:
         self.heard: CompileViolation | None = None
         self._interval = max(INTERVAL, self.size / 1000)
         self._store = second_store(group)
+        # A violation ends what was watched, not what is prepared in this group after it.
+        self._key = f"precomp/violation/{next(_numbers)}"
         self._lock = threading.Lock()
         self._told = False
         self._stopped = threading.Event()
@@ -54,12 +57,12 @@ class Watch:
             violation.rank = self.rank
             text = json.dumps([self.rank, *violation.args])
             try:
-                if bytes(self._store.compare_set(_KEY, "", text)).decode() != text:
-                    self._store.add(f"{_KEY}/known", 1)  # another rank was first
+                if bytes(self._store.compare_set(self._key, "", text)).decode() != text:
+                    self._store.add(f"{self._key}/known", 1)  # another rank was first
                     return
                 end = time.monotonic() + ACKNOWLEDGE
                 # The store may live in this process, which may end now.
-                while self._store.add(f"{_KEY}/known", 0) < self.size - 1:
+                while self._store.add(f"{self._key}/known", 0) < self.size - 1:
                     if time.monotonic() > end:
                         break
                     time.sleep(0.01)
@@ -73,13 +76,13 @@ class Watch:
         with self._lock:
             if self._told or self.heard is not None:
                 return self.heard is not None
-            if not self._store.check([_KEY]):
+            if not self._store.check([self._key]):
                 return False
-            rank, *args = json.loads(bytes(self._store.get(_KEY)))
+            rank, *args = json.loads(bytes(self._store.get(self._key)))
             self.heard = CompileViolation(*args)
             self.heard.rank = rank
             _core.gate_record(self.heard)
-            self._store.add(f"{_KEY}/known", 1)
+            self._store.add(f"{self._key}/known", 1)
             return True
 
     def _run(self) -> None:

@@ -257,6 +257,25 @@ def capture_left_by_an_exception(directory: str) -> Any:
 
 
 @scenario
+def a_violation_in_each_of_two_preparations(directory: str) -> Any:
+    found = []
+    for name in ("one", "two"):
+        path = artifact(mine(directory, f"watch {name}"))
+        with precomp.prepare(path, group=True, timeout=TIMEOUT):
+            gate = precomp.strict_no_compile()
+            try:
+                with gate:
+                    if rank() == 0:
+                        _core.gate_trip("trace", name, "not captured")
+                    end = time.monotonic() + TIMEOUT
+                    while not gate.violations and time.monotonic() < end:
+                        time.sleep(0.05)
+            except precomp.CompileViolation as violation:
+                found.append([str(violation), violation.rank])
+    return found
+
+
+@scenario
 def slow_rank(directory: str) -> Any:
     """A rank that works longer than the timeout is alive, and waited for."""
     with Exchange(default_group(), "slow", 3.0) as exchange:

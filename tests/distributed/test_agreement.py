@@ -10,7 +10,8 @@ SCENARIOS = (
     "other_threads", "other_threads_that_are_served", "missing_file", "missing_everywhere",
     "corrupt_file", "another_environment_everywhere", "host_without_the_file", "union",
     "union_on_two_hosts", "problem_on_one_rank", "other_environment", "other_path", "unwritable",
-    "capture_left_by_an_exception", "slow_rank", "silent_rank",
+    "capture_left_by_an_exception", "a_violation_in_each_of_two_preparations", "slow_rank",
+    "silent_rank",
 )  # fmt: skip
 
 # How rank 1 differs: the field, and words of the error that both ranks raise.
@@ -102,6 +103,16 @@ def test_a_capture_that_failed_elsewhere_fails_finalize(outcomes):
     (kind, text, _), written = outcomes[0]
     assert (kind, text) == ("PrecompError", "rank 1: ValueError: a bad batch")
     assert not written
+
+
+@pytest.mark.parametrize("outcomes", ["a_violation_in_each_of_two_preparations"], indirect=True)
+def test_each_preparation_has_its_own_violation(outcomes):
+    assert outcomes[0] == outcomes[1]
+    (one, first), (two, second) = outcomes[0]
+    assert one.startswith("[trace] one at ")
+    assert two.startswith("[trace] two at ")
+    assert "on rank 0: not captured" in one
+    assert first == second == 0
 
 
 @pytest.mark.parametrize("outcomes", ["slow_rank"], indirect=True)
