@@ -1,6 +1,7 @@
 """Types of the extension module precomp._core (csrc/binding)."""
 
 import os
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import CodeType, TracebackType
 from typing import Any, final
@@ -151,7 +152,19 @@ class GuardTape:
         enum_type: Any,
         twins: dict[tuple[str, str], Any] | None,
         decode_function: Callable[..., Any],
+        live: tuple[Any, ...] = (),
+        /,
     ) -> tuple[Any, list[Any]]: ...
+
+# bound_call.c
+@final
+class BoundCall:
+    def __new__(cls, function: Callable[..., Any], first: tuple[Any, ...]) -> BoundCall: ...
+    def __call__(self, *args: Any) -> Any: ...
+    @property
+    def function(self) -> Callable[..., Any]: ...
+    @property
+    def first(self) -> tuple[weakref.ref[Any], ...]: ...
 
 # tap.c
 @final

@@ -1,8 +1,8 @@
 """Python functions inside guard trees, rebuilt from data without torch's compiler.
 
 ``precomp.freeze.guards`` writes the encoded functions, this module reads them: both sides of one
-format. Tags (docs/guards.md): ``saved_hooks functorch gfn fn rel late nodes module mode_at
-stream from_numpy dataclass_fields count subclass_value subclass spec opaque cow``.
+format. Tags (docs/guards.md): ``saved_hooks functorch gfn fn rel late nodes types
+module mode_at stream from_numpy dataclass_fields count subclass_value subclass spec opaque cow``.
 """
 
 from __future__ import annotations
@@ -130,6 +130,7 @@ ACCESSORS: dict[str, Callable[[Any, Any], Any]] = {
     "get_generic_dict_manager": lambda value, key: object.__getattribute__(value, "__dict__"),
     "get_value_manager": lambda value, key: list(dict.values(value))[key],
     "get_key_manager": lambda value, key: list(dict.keys(value))[key],
+    "grad_manager": lambda value, key: value.grad,
     "type_manager": lambda value, key: type(value),
     "func_defaults_manager": lambda value, key: value.__defaults__,
     "func_kwdefaults_manager": lambda value, key: value.__kwdefaults__,
@@ -261,6 +262,27 @@ def _nodes(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
         return True
 
     return nodes
+
+
+def _types(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
+    """A list of types is the captured one. As for _nodes: a library appends its type when it is
+    loaded, which only compiling may have done."""
+    known: list[tuple[type, ...]] = [()]
+
+    def types_(value: Any) -> bool:
+        now = tuple(value)
+        if now == known[0]:
+            return True
+        loaded = (kind for kind in encoded[1] if kind[1] in sys.modules)
+        try:
+            if now != tuple(_core.decode(kind, twins) for kind in loaded):
+                return False
+        except _core.Stale:
+            return False
+        known[0] = now
+        return True
+
+    return types_
 
 
 def _saved_hooks(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
@@ -415,6 +437,7 @@ _READERS: dict[str, Callable[[Any, dict[str, Any], Any], Function]] = {
     "rel": _relations,
     "late": _late,
     "nodes": _nodes,
+    "types": _types,
     "module": _module,
     "mode_at": _mode_at,
     "stream": _stream,

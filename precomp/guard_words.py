@@ -148,6 +148,7 @@ def _a(noun: str) -> str:
 
 _ACCESSORS: dict[str, Callable[[str, str], str]] = {
     "globals_dict_manager": lambda at, key: "G",
+    "global_weakref_manager": lambda at, key: f"{at}[{key}]()",
     "lambda_manager": lambda at, key: key.replace("?", at),
     "set_getitem_manager": lambda at, key: f"list({at})[{key}]",
     "tuple_iterator_getitem_manager": lambda at, key: f"item {key} of {at}",
@@ -421,6 +422,9 @@ _FUNCTIONS: dict[str, Callable[[_Reader, str, Any], str]] = {
     "rel": _objects,
     "late": lambda reader, at, function: f"{at} is {of_value(function)}",
     "nodes": lambda reader, at, function: (
+        f"{at} holds exactly the {_count(len(function[1]), 'captured type')}"
+    ),
+    "types": lambda reader, at, function: (
         f"{at} holds exactly the {_count(len(function[1]), 'captured type')}"
     ),
     "count": lambda reader, at, function: (

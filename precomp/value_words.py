@@ -131,6 +131,7 @@ _VALUES: dict[str, Callable[..., str]] = {
 }
 
 _OBJECTS: dict[str, Callable[..., str]] = {
+    "live": lambda row: f"the object that it was served for (number {row})",
     "M": lambda name: f"the module {name}",
     "P": lambda module, qualname, kind="": f"{name_of(module, qualname)} itself",
     "PF": lambda module, qualname, digest="": (

@@ -12,6 +12,7 @@ typedef struct {
     PyObject *f_globals;            /* borrowed */
     PyObject *twins;                /* borrowed or NULL */
     PyObject *decode_function;      /* borrowed */
+    PyObject *live;                 /* borrowed tuple or NULL */
     PyObject *plain_enum;           /* owned: member for GuardManager */
     PyObject *dict_enum;            /* owned: member for DictGuardManager */
     PyObject *memo;                 /* owned dict: identities found so far */
@@ -284,12 +285,35 @@ decode_argument(replay_state *self, PyObject *encoded)
     return codec_decode(self->state, encoded, self->twins, self->memo);
 }
 
+/* New int: the id of live object ("live", number). The tree does not keep it: who
+   replays drops the tree when the object dies. */
+static PyObject *
+make_live_id(replay_state *self, PyObject *encoded)
+{
+    Py_ssize_t count = self->live == NULL ? 0 : PyTuple_GET_SIZE(self->live);
+    Py_ssize_t at = -1;
+    if (PyTuple_GET_SIZE(encoded) == 2 &&
+        PyLong_CheckExact(PyTuple_GET_ITEM(encoded, 1))) {
+        at = PyLong_AsSsize_t(PyTuple_GET_ITEM(encoded, 1));
+    }
+    if (at < 0 || at >= count) {
+        PyErr_Clear();
+        return core_raise_named(self->state, "ArtifactCorruptError",
+                                "guard tape: no live object %R", encoded);
+    }
+    return PyLong_FromVoidPtr(PyTuple_GET_ITEM(self->live, at));
+}
+
 /* New int: the id of the encoded object, which is kept with the tree. */
 static PyObject *
 make_id(replay_state *self, PyObject *encoded)
 {
-    PyObject *result = NULL;                           /* owned, returned */
-    PyObject *object = decode_argument(self, encoded); /* owned */
+    PyObject *result = NULL; /* owned, returned */
+    PyObject *object;        /* owned */
+    if (codec_has_tag(encoded, "live")) {
+        return make_live_id(self, encoded);
+    }
+    object = decode_argument(self, encoded);
     if (object != NULL && PyList_Append(self->keep, object) == 0) {
         result = PyLong_FromVoidPtr(object);
     }
@@ -641,7 +665,8 @@ replay_end(replay_state *self)
 
 PyObject *
 guard_tape_replay(core_state *state, GuardTapeObject *tape, PyObject *f_globals,
-                  PyObject *enum_type, PyObject *twins, PyObject *decode_function)
+                  PyObject *enum_type, PyObject *twins, PyObject *decode_function,
+                  PyObject *live)
 {
     replay_state self = {
         .state = state,
@@ -649,6 +674,7 @@ guard_tape_replay(core_state *state, GuardTapeObject *tape, PyObject *f_globals,
         .f_globals = f_globals,
         .twins = twins,
         .decode_function = decode_function,
+        .live = live,
     };
     PyObject *result = NULL; /* owned, returned */
     /* Thousands of short-lived tuples and lists: a collection of the whole heap

@@ -9,6 +9,7 @@
 const method_info guard_methods[GUARD_METHODS + 1] = {
     {"framelocals_manager", OP_MANAGER, "k"},
     {"globals_dict_manager", OP_MANAGER, "g"},
+    {"global_weakref_manager", OP_MANAGER, "k"},
     {"lambda_manager", OP_MANAGER, "f"},
     {"dict_getitem_manager", OP_MANAGER, "k"},
     {"getitem_manager", OP_MANAGER, "k"},
@@ -344,23 +345,29 @@ done:
 
 PyDoc_STRVAR(
     GuardTape_replay_doc,
-    "replay($self, f_globals, enum_type, twins, decode_function)\n--\n\n"
+    "replay($self, f_globals, enum_type, twins, decode_function, live=())\n--\n\n"
     "Build the guard tree anew: returns (root, keep).\n\n"
     "*f_globals* is the live dict of the frame, *enum_type* the GuardManagerType\n"
     "that torch's guard classes know, *twins* a dict or None (see decode),\n"
     "decode_function(encoded, f_globals) makes the Python callables inside guards.\n"
-    "*keep* is a list of all objects whose id the tree holds: it must live as long\n"
-    "as the root. Raises Stale when something the guards name is gone or changed.");
+    "*live* are the objects that ('live', number) stands for. *keep* is a list of\n"
+    "all other objects whose id the tree holds: it must live as long as the root.\n"
+    "Raises Stale when something the guards name is gone or changed.");
 
 static PyObject *
 GuardTape_replay(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (nargs != 4) {
-        PyErr_Format(PyExc_TypeError, "replay: expected 4 arguments, got %zd", nargs);
+    if (nargs != 4 && nargs != 5) {
+        PyErr_Format(PyExc_TypeError, "replay: expected 4 or 5 arguments, got %zd",
+                     nargs);
         return NULL;
     }
     if (!PyDict_Check(args[0]) || (args[2] != Py_None && !PyDict_Check(args[2]))) {
         PyErr_SetString(PyExc_TypeError, "replay: f_globals and twins must be dicts");
+        return NULL;
+    }
+    if (nargs == 5 && !PyTuple_Check(args[4])) {
+        PyErr_SetString(PyExc_TypeError, "replay: live must be a tuple");
         return NULL;
     }
     core_state *state = core_state_by_type(Py_TYPE(op));
@@ -368,7 +375,8 @@ GuardTape_replay(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
         return NULL;
     }
     return guard_tape_replay(state, GUARDTAPE_CAST(op), args[0], args[1],
-                             args[2] == Py_None ? NULL : args[2], args[3]);
+                             args[2] == Py_None ? NULL : args[2], args[3],
+                             nargs == 5 ? args[4] : NULL);
 }
 
 /* ---- the type -------------------------------------------------------------- */

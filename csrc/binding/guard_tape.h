@@ -24,7 +24,7 @@ typedef struct {
 /* The methods a tape may call, guard_tape.c; the array ends with a NULL name. */
 extern const method_info guard_methods[];
 
-enum { GUARD_METHODS = 59, GUARD_MAX_ARGUMENTS = 10 };
+enum { GUARD_METHODS = 60, GUARD_MAX_ARGUMENTS = 10 };
 
 /* One call. Everything is borrowed from the record, which the tape owns. */
 typedef struct {
@@ -50,10 +50,11 @@ typedef struct {
 
 #define GUARDTAPE_CAST(op) ((GuardTapeObject *)(op))
 
-/* Builds the tree of *self* anew (guard_replay.c). Borrows all; *twins* may be
-   NULL. Returns a new tuple (root, keep), or NULL with an error set. */
+/* Builds the tree of *self* anew (guard_replay.c). Borrows all; *twins* and *live*
+   (a tuple: what ("live", number) stands for) may be NULL. Returns a new tuple
+   (root, keep), or NULL with an error set. */
 PyObject *guard_tape_replay(core_state *state, GuardTapeObject *self,
                             PyObject *f_globals, PyObject *enum_type, PyObject *twins,
-                            PyObject *decode_function);
+                            PyObject *decode_function, PyObject *live);
 
 #endif

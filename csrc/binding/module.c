@@ -143,7 +143,7 @@ core_exec(PyObject *module)
     static int (*const parts[])(PyObject *) = {
         core_add_artifact, core_add_codec,   core_add_code_digest,  core_add_guard_tape,
         core_add_tap,      core_add_capture, core_add_frame_server, core_add_plan,
-        core_add_kernel,   core_add_gate,    core_add_cuda,
+        core_add_kernel,   core_add_gate,    core_add_cuda,         core_add_bound_call,
     };
     core_state *state = core_state_get(module);
     state->errors = PyImport_ImportModule("precomp.errors");
@@ -169,6 +169,7 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->artifact_type);
     Py_VISIT(state->capture_type);
     Py_VISIT(state->tap_type);
+    Py_VISIT(state->bound_call_type);
     Py_VISIT(state->guard_tape_type);
     Py_VISIT(state->frame_server_type);
     Py_VISIT(state->frame_return_type);
@@ -192,6 +193,7 @@ core_clear(PyObject *module)
     Py_CLEAR(state->artifact_type);
     Py_CLEAR(state->capture_type);
     Py_CLEAR(state->tap_type);
+    Py_CLEAR(state->bound_call_type);
     Py_CLEAR(state->guard_tape_type);
     Py_CLEAR(state->frame_server_type);
     Py_CLEAR(state->frame_return_type);

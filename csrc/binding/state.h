@@ -20,6 +20,7 @@ typedef struct {
     PyTypeObject *artifact_type;
     PyTypeObject *capture_type;
     PyTypeObject *tap_type;
+    PyTypeObject *bound_call_type;
     PyTypeObject *guard_tape_type;
     PyTypeObject *frame_server_type;
     PyTypeObject *frame_return_type;
@@ -92,5 +93,6 @@ int core_add_kernel(PyObject *module);
 int core_add_gate(PyObject *module);
 int core_add_tap(PyObject *module);
 int core_add_cuda(PyObject *module);
+int core_add_bound_call(PyObject *module);
 
 #endif

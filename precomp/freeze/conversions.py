@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +60,7 @@ class Skipped:
 class Installed:
     """A global that Dynamo put into a module for its bytecode or guards."""
 
-    kind: str  # plan, builtins, resume, resume_closure, mod, val, refused
+    kind: str  # plan, builtins, resume, resume_closure, mod, weak, val, refused
     value: Any
 
 
@@ -87,6 +88,13 @@ class FrameRecorder:
         self.installed: dict[tuple[int, str], Installed] = {}
         self.scopes: dict[int, dict[str, Any]] = {}
         self._traced: list[Traced] = []  # one for each conversion that is going on
+        guards.trace.note_code = self._note_inlined
+
+    def _note_inlined(self, function: types.FunctionType) -> None:
+        """*function* decides what a frame compiles to, though Dynamo calls it as it is."""
+        if self._traced:
+            code = function.__code__
+            self._traced[-1].inlined[id(code)] = (code, function.__module__, function)
 
     def install(self, patch: Patch) -> None:
         """Start listening; *patch(owner, name, new)* replaces an attribute while capturing."""
@@ -195,6 +203,8 @@ class FrameRecorder:
             entry = Installed("refused", Unsupported(RANDOM_REASON))
         elif name.startswith(UNNAMED) and not _is_namedtuple_scope(value):
             entry = Installed("refused", Unsupported("an inlined function of no module"))
+        elif isinstance(value, weakref.ReferenceType):
+            entry = Installed("weak", value)
         else:
             entry = Installed("val", value)
         self.scopes[id(scope)] = scope

@@ -22,6 +22,7 @@ from precomp.freeze.compiler_names import (
     in_compiler,
 )
 from precomp.freeze.conversions import Converted, FrameRecorder, Installed
+from precomp.freeze.live import WEAK
 from precomp.freeze.module import freeze_module
 from precomp.freeze.plan import GraphSource
 from precomp.freeze.store import Store, Unsupported
@@ -115,6 +116,8 @@ class FrameFreezer:
             if entry.kind.startswith("resume"):
                 resumes.append((name, entry))
                 continue
+            if entry.kind == "weak":  # named for each frame: _bound_globals
+                continue
             try:
                 new, spec = self._name_global(entry)
             except Unsupported as refusal:
@@ -196,9 +199,11 @@ class FrameFreezer:
             frame.guard_manager
         )
         original = rename_code(frame.original, rename)
-        transformed = rename_code(frame.transformed, rename)
         if self.recorder.guards.bound_ids(frame.guard_manager) & integers(frame.transformed):
             raise Unsupported("the id() of an object is a constant of the compiled code")
+        bind = self._bound_globals(frame, names, rename)
+        rename = {**rename, **{old: new for old, new, _ in bind["weak"]}}
+        transformed = rename_code(frame.transformed, rename)
         tape = self.recorder.guards.record_for(frame.guard_manager, rename)
         record = {
             "name": qualname(frame.original),
@@ -209,9 +214,28 @@ class FrameFreezer:
             "globals": self._globals(scope, names),
             "tape": tape,
             **inlined.rows(frame.original, frame.traced, tape),
+            "bind": {key: tuple(row[1:] for row in rows) for key, rows in bind.items()},
         }
         self._take_helpers(frame, record)
         return record
+
+    def _bound_globals(
+        self, frame: Converted, names: set[str], rename: dict[str, str]
+    ) -> dict[str, list[tuple[str, str, Any]]]:
+        """The globals that belong to the live objects of a frame, ``(old name, new name, value)``:
+        graphs with the rows of the tensors that they hold, weak references with their row."""
+        objects = self.recorder.guards.live_objects(frame.guard_manager)
+        bound: dict[str, list[tuple[str, str, Any]]] = {"plans": [], "weak": []}
+        for name in sorted(names):
+            entry = self.recorder.installed.get((id(frame.f_globals), name))
+            if entry is not None and entry.kind == "plan" and entry.value.attributes:
+                rows = tuple(map(objects.row, entry.value.attributes))
+                if None in rows:
+                    raise Unsupported("tensors that are attributes of the graph")
+                bound["plans"].append((name, rename[name], rows))
+        for name, row in sorted(objects.weak().items(), key=lambda item: item[1]):
+            bound["weak"].append((name, f"{WEAK}{row}", row))
+        return bound
 
     @functools.cached_property
     def _offered(self) -> dict[Any, Any]:

@@ -6,7 +6,7 @@ import types
 from typing import Any
 
 from precomp import _core, torch_api
-from precomp.freeze import codepath
+from precomp.freeze import codepath, live
 from precomp.freeze.guard_lambdas import digest_of_guard, encode_function
 from precomp.freeze.guard_tree import MANAGERS, Identity, Tree, category_of
 from precomp.freeze.values import (
@@ -76,6 +76,8 @@ def _encode_identity(name: str, number: int, objects: dict[int, Any]) -> Any:
         return encode(value)
     if is_value(value):
         return Identity(value)
+    if live.is_live(value):
+        return live.Held(value)
     if isinstance(value, types.CodeType):
         found = codepath.find(value)
         if found is not None:

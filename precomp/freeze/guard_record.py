@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from precomp import guard_functions
+from precomp.freeze import live
 from precomp.freeze.guard_arguments import is_immutable_value, is_value
 from precomp.freeze.guard_tree import (
     ADDRESS,
@@ -39,9 +40,10 @@ def make_record(
     problems = list(tree.problems)
     texts = _Texts(rename, canonical)
     numbers = _numbering(tree)
+    table = live.Table(tree)
     ops: list[tuple[Any, ...]] = []
     identities: list[tuple[int, Any]] = []
-    for op in tree.ops:
+    for op in table.ops:
         if op[0] in MANAGERS:
             ops.append(_final_manager(op, tree, numbers, rename, texts))
         elif op[0] in RELATIONS:
@@ -53,6 +55,7 @@ def make_record(
     try:
         if identities:
             ops.append(_object_relations(tree, identities, rename))
+        found = table.record(numbers)
     except Unsupported as error:
         problems.append(str(error))
     if problems:
@@ -62,6 +65,7 @@ def make_record(
         "ops": tuple(ops),
         "tls": tree.tls,
         "device": tree.device,
+        "live": found,
     }
 
 
@@ -112,6 +116,12 @@ def _renamed_key(key: Any, rename: dict[str, str]) -> Any:
     return ("k", rename.get(key[1], key[1])) if key is not None and key[0] == "k" else key
 
 
+def names_a_global(op: tuple[Any, ...], tree: Tree) -> bool:
+    """Whether the key of a manager is a name in the frame's globals."""
+    keyed = op[0] in ("dict_getitem_manager", "global_weakref_manager")
+    return keyed and op[1] == tree.globals_node
+
+
 def _numbering(tree: Tree) -> dict[int, int]:
     """New numbers of the nodes that stay on the tape."""
     stay = (node for node in range(len(tree.wrappers)) if node not in tree.constant)
@@ -126,7 +136,7 @@ def _final_manager(
     texts: _Texts,
 ) -> tuple[Any, ...]:
     name, parent, node, key, source, category = op
-    if parent == tree.globals_node and name == "dict_getitem_manager":
+    if names_a_global(op, tree):
         key = _renamed_key(key, rename)
     return name, numbers[parent], numbers[node], key, texts(source), category
 
@@ -162,6 +172,8 @@ def _final_arguments(op: tuple[Any, ...], rename: dict[str, str], texts: _Texts)
 
 def _final_generated(code: types.CodeType, rename: dict[str, str]) -> Encoded:
     names = set(names_of_globals(code))
+    if any(rename.get(name, "").startswith(live.WEAK) for name in names):
+        raise Unsupported("a shape guard that reads a weak reference")
     constants = tuple(
         rename.get(item, item) if isinstance(item, str) and item in names else item
         for item in code.co_consts

@@ -14,6 +14,7 @@ from precomp.freeze.values import Encoded
 MANAGERS: dict[str, str | None] = {
     "framelocals_manager": "key",
     "globals_dict_manager": "f_globals",
+    "global_weakref_manager": "global_name",
     "lambda_manager": "python_lambda",
     "dict_getitem_manager": "key",
     "getitem_manager": "key",
@@ -78,7 +79,6 @@ LEAVES: dict[str, str] = {
 
 # Recorded only to be refused by name.
 REFUSED: dict[str, str] = {
-    "global_weakref_manager": "weak reference to a global object (a compiled optimizer step)",
     "set_local_state": "guards that torch loaded from a package",
     "install_symbolic_shape_guard": "C++ shape guards (enable_cpp_symbolic_shape_guards)",
 }
@@ -218,6 +218,10 @@ class Tree:
         self.replaced: set[tuple[int, str]] = set()  # (node, kind) that a function stands for
         self.registries: set[int] = set()  # nodes that hold the registry of pytree nodes
         self.globals_node: int | None = None
+        self.gradients: dict[int, Any] = {}  # node -> Seen, for precomp.freeze.live
+        self.type_lists: dict[int, Encoded] = {}  # nodes that hold a list of types that may grow
+        self.weak: dict[int, int] = {}  # node of a weak reference -> id of its object
+        self.notes: Any = None  # Notes of tracing, for precomp.freeze.live
         self.stable: dict[str, str] = {}  # texts that depend on hashing -> without that
         self.tls: tuple[int, int] | None = None
         self.device: Encoded = ("k", None)

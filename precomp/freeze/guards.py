@@ -13,8 +13,9 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from precomp import _core, guard_functions, torch_api
+from precomp import _core, guard_functions, live_objects, torch_api
 from precomp.errors import PrecompError
+from precomp.freeze import live
 from precomp.freeze.guard_arguments import (
     encode_argument,
     encode_example,
@@ -29,6 +30,7 @@ from precomp.freeze.guard_record import (
     canonical_text,
     holds_set,
     make_record,
+    names_a_global,
     names_of_globals,
     stable_text,
 )
@@ -61,6 +63,7 @@ class GuardRecorder:
         self._trees: dict[int, Tree] = {}  # id of any wrapper -> its tree
         self._objects: dict[int, Any] = {}  # id -> object under an id guard, kept alive
         self._immutable: set[str] = set()
+        self.trace = live.TraceRecorder()
         self._paused: set[int] = set()  # threads whose calls are not noted
 
     # -------------------------------------------------------------- hooks
@@ -81,6 +84,7 @@ class GuardRecorder:
         for name in (*RELATIONS, "install_symbolic_shape_guard"):
             sink = self._relation_sink(name)
             patch(names.guards_module, name, _core.Tap(getattr(names.guards_module, name), sink))
+        self.trace.install(patch, self.attach)
         manager = names.check_function_manager
         patch(manager, "id_ref", _core.Tap(manager.id_ref, self._note_id))
 
@@ -192,6 +196,13 @@ class GuardRecorder:
             )
             if name == "set_getitem_manager":
                 refuse_hashed(example)
+            gradient = live.unchecked(name, example)
+            if gradient is not None:
+                tree.gradients[node] = gradient
+            if name == "global_weakref_manager":
+                tree.weak[node] = id(example)
+            if live.is_type_list(example):
+                tree.type_lists[node] = tuple(map(encode, example))
         except Unsupported as error:
             tree.problems.append(f"{source}: {error}")
             key, category = None, "o"
@@ -228,6 +239,8 @@ class GuardRecorder:
             except Unsupported as error:
                 tree.problems.append(f"{tree.source(node)}: {error}")
                 out.append(None)
+        if name == "add_length_check_guard" and node in tree.type_lists:
+            out[0] = ("types", tree.type_lists[node])
         stable = None  # what to say instead of a text that differs between two processes
         if name == "add_equals_match_guard" and holds_set(values[0]):
             stable = f"{tree.source(node)} == {stable_text(values[0])}"
@@ -237,7 +250,7 @@ class GuardRecorder:
             tree.stable.update(dict.fromkeys(out[1], stable))
         if name == "add_dict_version_guard":
             name = "add_lambda_guard"
-        elif out and type(out[0]) is tuple and out[0][:1] == ("late",):
+        elif out and type(out[0]) is tuple and out[0][:1] in (("late",), ("types",)):
             name = "add_lambda_guard"
         if name == "add_lambda_guard" and LEAVES[name] != letters:
             # torch keeps the first guard of a kind on a node, but all lambda guards.
@@ -297,7 +310,7 @@ class GuardRecorder:
         tree = self._tree_of(guard_manager)
         used: set[str] = set()
         for op in tree.ops:
-            if op[0] == "dict_getitem_manager" and op[1] == tree.globals_node and op[3]:
+            if names_a_global(op, tree) and op[3]:
                 used.add(op[3][1])
             elif op[0] not in MANAGERS and op[2] and isinstance(op[2][0], Generated):
                 used.update(names_of_globals(op[2][0].code))
@@ -309,8 +322,18 @@ class GuardRecorder:
         return {
             id(op[2][0].value)
             for op in self._tree_of(guard_manager).ops
-            if op[0] not in MANAGERS and op[2] and isinstance(op[2][0], Identity)
+            if op[0] not in MANAGERS and op[2] and isinstance(op[2][0], (Identity, live.Held))
         }
+
+    def live_objects(self, guard_manager: Any) -> live.Table:
+        """The live objects of the tree of *guard_manager*, numbered as on its tape."""
+        return live.Table(self._tree_of(guard_manager))
+
+    def attach(self, guard_manager: Any, notes: live.Notes) -> None:
+        """Keep what was seen while the frame of these guards was traced."""
+        tree = self._trees.get(id(guard_manager.root))
+        if tree is not None:
+            tree.notes = notes
 
     # -------------------------------------------------------------- proof
 
@@ -335,16 +358,26 @@ def thaw(
 ) -> tuple[Any, list[Any]]:
     """``(root, keep)`` of *record*, rebuilt in the process that recorded it; *keep* must live as
     long as *root*. Raises Disproved when that fails or the tree rejects *f_locals*."""
+    found: tuple[Any, ...] = ()
     try:
+        if record["live"] is not None:
+            reader = live_objects.Reader(record, f_locals, f_globals, None)
+            found = live_objects.find(record["live"], reader, None)
         root, keep = _core.GuardTape(record).replay(
             f_globals,
             torch_api.capture().guard_manager_type,
             None,
             guard_functions.decode_function,
+            found,
         )
         if not root.check(f_locals):
             parts = root.check_verbose(f_locals).verbose_code_parts
             raise Disproved(f"the rebuilt guards reject their own frame: {parts}")
-    except (_core.Stale, RuntimeError, guard_functions.NeedsCompiler) as error:
+    except (
+        _core.Stale,
+        RuntimeError,
+        guard_functions.NeedsCompiler,
+        live_objects.Unfit,
+    ) as error:
         raise Disproved(f"the guards cannot be rebuilt: {error}") from error
     return root, keep

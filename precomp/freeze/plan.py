@@ -152,6 +152,7 @@ class GraphSource:
         self.graphs: list[tuple[bool, Any]] = []
         self.plans: list[PlanSource] = []
         self.split: Any = None
+        self.attributes: tuple[int, ...] = ()  # ids of the tensors that the graph holds
 
     def take(self, backward: bool) -> Any:
         """The latest Inductor graph of that direction, removed from the pending ones."""
@@ -196,6 +197,9 @@ class PlanRecorder:
             if any(isinstance(x, (list, tuple, dict)) for x in example_inputs):
                 reasons.append("inputs that are containers (compiled autograd)")
             source = GraphSource(name, reasons)
+            held = dict(gm.named_parameters(remove_duplicate=False))
+            held.update(gm.named_buffers(remove_duplicate=False))
+            source.attributes = tuple(map(id, held.values()))
             self._local.finished = None
             with self._collecting(source):
                 compiled = original(graph, gm, example_inputs)
@@ -385,6 +389,8 @@ class PlanRecorder:
                 reasons.append(f"split graph: {calls} parts, {len(source.plans)} compiled")
         for plan in source.plans:
             reasons += plan_reasons(plan, source.backend)
+            if plan.num_params != (0 if source.split else len(source.attributes)):
+                reasons.append("tensors that are attributes of the graph")
         if reasons:
             raise Unsupported("; ".join(dict.fromkeys(reasons)))
         records = []
@@ -487,8 +493,6 @@ def plan_reasons(plan: PlanSource, backend: str) -> list[str]:
                 reasons.append(reason)
     if plan.backward_state:
         reasons.append("BackwardState (backward hooks in the graph)")
-    if plan.num_params:
-        reasons.append("tensors that are attributes of the graph")
     if plan.fw is None:
         reasons.append(f"backend {backend!r}: the forward graph is not Inductor's")
     return reasons

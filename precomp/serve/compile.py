@@ -15,7 +15,7 @@ import torch
 from precomp import _core, backends, torch_api
 from precomp.serve import standin
 from precomp.serve.compiler import DEFAULTS, Compiler, Settings, dynamo_config, follow
-from precomp.serve.frame import runtime
+from precomp.serve.frame import SKIPPED, runtime
 
 # Settings of torch._dynamo.config that change what torch.compile makes, and their usual values.
 _USUAL_CONFIG = (
@@ -223,7 +223,11 @@ def _serve_real_compiler() -> None:
             if key not in servers:
                 servers[key] = run.server(backend, lambda: None, whole=whole)
             answer = servers[key].accept(frame)
-            if isinstance(answer, _core.FrameReturn) and answer.guarded_code is not None:
+            if isinstance(answer, tuple):
+                answer = run.rebind(frame, answer)
+            if isinstance(answer, _core.FrameReturn) and (
+                answer.guarded_code is not None or answer.skip_reason == SKIPPED
+            ):
                 return answer
         return convert(wrapper, frame, cache_entry, frame_state)
 

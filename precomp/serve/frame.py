@@ -19,7 +19,7 @@ from typing import Any
 from precomp import _core, torch_api
 from precomp.data import loads
 from precomp.errors import CompileViolation
-from precomp.serve import guards, source, standin
+from precomp.serve import guards, live, source, standin
 from precomp.serve import module as modules
 from precomp.serve import plan as plans
 from precomp.serve.kernel import KernelTable
@@ -27,6 +27,7 @@ from precomp.serve.unknown import FileRules, holds_torch, never_converted
 from precomp.sources import qualname
 
 NOT_CAPTURED = "not captured: the artifact has no entry for this function"
+SKIPPED = "skipped when it was captured"
 HINT = "capture a run that makes this call, or fix what differs"
 
 
@@ -86,10 +87,14 @@ class Entry:
         # Whether its frame has a graph break: it goes on in another function.
         self.breaks = any(spec[0] in ("resume", "resume_closure") for _, spec in record["globals"])
         self.binds = False  # its guard tree binds to the objects of the first accepted call
+        self.live = live.needed(record)  # it is built for the live objects of a frame
+        self.bound = 0  # how often that was done
 
 
 def relocate(value: Any, old: str, new: str) -> Any:
     """An encoded value with references into module *old* turned into references into *new*."""
+    if type(value) is dict:
+        return {key: relocate(item, old, new) for key, item in value.items()}
     if type(value) is not tuple:
         return value
     if len(value) >= 2 and value[0] in ("P", "PF", "C", "M") and value[1] == old:
@@ -200,7 +205,7 @@ class Runtime:
         row = self.skips.get(key)
         if row is not None and key not in self.by_key:
             strategy = self.api.FrameExecStrategy(self._actions[row[1]], self._actions[row[2]])
-            return _core.FrameReturn(None, strategy, row[3], "skipped when it was captured")
+            return _core.FrameReturn(None, strategy, row[3], SKIPPED)
         if never_converted(code) or self.files.skips(code.co_filename):
             return _core.FrameReturn(None, self.skip, True, "torch skips code of this kind")
         return ()
@@ -211,7 +216,7 @@ class Runtime:
         """``(check, FrameReturn)`` of an entry for code in *f_globals*; None if it is stale."""
         with self.lock:
             entry = self.entries.get(number)
-            if entry is None:
+            if entry is None or entry.live:  # those are built by _bind, which sees the frame
                 return None
             try:
                 pair = self._build(entry, code, f_globals)
@@ -222,28 +227,38 @@ class Runtime:
                 self._trees[number, id(f_globals)] = None
                 return None
 
-    def _build(self, entry: Entry, code: types.CodeType, f_globals: dict[str, Any]) -> Any:
+    def _build(
+        self,
+        entry: Entry,
+        code: types.CodeType,
+        f_globals: dict[str, Any],
+        f_locals: Any = None,
+    ) -> Any:
         record = entry.record
         own, here = record["module"], str(f_globals.get("__name__"))
         moved = own != here
         source.check(record, here)
-        self._install_globals(entry, f_globals, code)
-        tape = record["tape"]
-        if moved:
-            tape = {**tape, "ops": relocate(tape["ops"], own, here)}
+        tape = relocate(record["tape"], own, here) if moved else record["tape"]
+        twins = standin.twins()
+        binding = None
+        if entry.live:
+            binding = live.Binding(record, tape, f_locals, f_globals, twins)
+            tape = binding.tape(tape)
+        self._install_globals(entry, f_globals, code, binding)
         guard_tape = _core.GuardTape(tape)
         entry.binds = guard_tape.binds
         root, keep = guards.build(
             guard_tape,
             f_globals,
-            standin.twins(),
+            twins,
             standin.enum_type(),
             standin.building(),
+            binding.objects if binding else (),
         )
         encoded = relocate(record["code"], own, here) if moved else record["code"]
-        transformed = _core.decode_code(
-            encoded, code.co_filename, code.co_firstlineno, standin.twins()
-        )
+        transformed = _core.decode_code(encoded, code.co_filename, code.co_firstlineno, twins)
+        if binding is not None:
+            transformed = live.rename_code(transformed, binding.names)
         manager = guards.GuardWrapper(root, f_globals, keep)
         guarded = types.SimpleNamespace(
             code=transformed,
@@ -255,12 +270,68 @@ class Runtime:
         known[1].append((manager, transformed))
         if standin.is_real():
             self._introduce(code, manager, transformed)
+        if binding is not None:
+            keep.append(binding)
+            binding.watch(functools.partial(self._unbind, binding, code, manager, f_globals))
         return root.check, _core.FrameReturn(guarded, self.run)
 
-    def _install_globals(
-        self, entry: Entry, f_globals: dict[str, Any], code: types.CodeType
+    def _bind(self, entry: Entry, frame: Any) -> Any:
+        """Serve *entry* for the live objects of *frame*; None when they do not fit."""
+        with self.lock:
+            try:
+                check, answer = self._build(entry, frame.f_code, frame.f_globals, frame.f_locals)
+            except (_core.Stale, guards.NeedsCompiler, live.Unfit) as reason:
+                entry.stale = str(reason)
+                return None
+            if check(frame.f_locals):
+                entry.bound += 1
+                return answer
+            from precomp.serve.reasons import explain
+
+            manager = answer.guarded_code.guard_manager
+            entry.stale = explain(manager.root, frame.f_locals, frame.f_globals)
+            manager.keep[-1].end(entry.stale)
+            return None
+
+    def _unbind(
+        self,
+        binding: live.Binding,
+        code: types.CodeType,
+        manager: Any,
+        f_globals: dict[str, Any],
+        why: str,
     ) -> None:
+        """Drop what was built for *binding*."""
+        with self.lock:
+            for name in binding.names.values():
+                f_globals.pop(name, None)
+                self._globals.pop((id(f_globals), name), None)
+            dead: Any = guards.DeadGuards(why)
+            if standin.is_real():
+                dead = torch_api.compiler().DeletedGuardManagerWrapper(why)
+            rows = self._installed.get(id(code), (code, []))[1]
+            for i, (known, transformed) in enumerate(rows):
+                if known is manager:
+                    rows[i] = (dead, transformed)
+            if manager.cache_entry is not None:
+                manager.extra_state.invalidate(manager.cache_entry, dead)
+
+    def _install_globals(
+        self,
+        entry: Entry,
+        f_globals: dict[str, Any],
+        code: types.CodeType,
+        binding: live.Binding | None,
+    ) -> None:
+        if binding is not None:
+            specs = dict(entry.record["globals"])
+            made = binding.globals(lambda name: entry.loaded.plan(specs[name][1]))
+            for name, value in made.items():
+                f_globals[name] = value
+                self._globals[id(f_globals), name] = (f_globals, value, ("bound",))
         for name, spec in entry.record["globals"]:
+            if binding is not None and name in binding.names:
+                continue
             if (id(f_globals), name) in self._globals and name in f_globals:
                 continue
             value = self._global(entry, spec, f_globals, code)
@@ -298,7 +369,7 @@ class Runtime:
         code = frame.f_code
         if not numbers and not holds_torch(frame):
             return _core.FrameReturn(None, self.skip, False, "nothing of torch in the frame")
-        rebound = self._rebind(frame, numbers)
+        rebound = self.rebind(frame, numbers)
         if rebound is not None:
             return rebound
         what = qualname(code)
@@ -310,11 +381,16 @@ class Runtime:
             raise CompileViolation("trace", what, why, where, 'runtime="lean" never compiles')
         return None
 
-    def _rebind(self, frame: Any, numbers: tuple[int, ...]) -> Any:
+    def rebind(self, frame: Any, numbers: tuple[int, ...]) -> Any:
         """Serve a second instance whose objects the bound tree of an entry refuses."""
         for number in numbers:
             entry = self.entries.get(number)
-            if entry is None or not entry.binds:
+            if entry is None or not (entry.binds or entry.live):
+                continue
+            if entry.live:
+                answer = self._bind(entry, frame)
+                if answer is not None:
+                    return answer
                 continue
             built = self.build(number, frame.f_code, frame.f_globals)
             if built is not None and built[0](frame.f_locals):
@@ -354,8 +430,8 @@ class Runtime:
     def join_compiler(self) -> None:
         """Give torch's recompile logic what it expects of entries that we installed."""
         with self.lock:
-            for code, rows in self._installed.values():
-                for manager, transformed in rows:
+            for code, rows in list(self._installed.values()):
+                for manager, transformed in list(rows):
                     self._introduce(code, manager, transformed)
             for (_, name), (scope, value, spec) in list(self._globals.items()):
                 # Guards and bytecode reach torch._dynamo through these names.
@@ -372,12 +448,18 @@ class Runtime:
             manager.closure_vars = real.closure_vars()
             manager.diff_guard_sources = real.OrderedSet()
             manager.__class__ = real.GuardManagerWrapper
+        elif type(manager) is guards.DeadGuards:
+            manager.__dict__.update(
+                vars(real.DeletedGuardManagerWrapper(manager.invalidation_reason))
+            )
+            manager.__class__ = real.DeletedGuardManagerWrapper
 
     def coverage(self, loaded: Loaded) -> tuple[list[str], list[str]]:
         """Names of the frames of *loaded* that were served, and of those that were not."""
         counts: collections.Counter[int] = collections.Counter()
         for server in self.servers:
             counts.update(server.served)
+        counts.update({e.number: e.bound for e in loaded.frames})
         served = [e.record["name"] for e in loaded.frames if counts[e.number]]
         rest = [e.record["name"] for e in loaded.frames if not counts[e.number]]
         return served, rest

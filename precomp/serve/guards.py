@@ -12,7 +12,7 @@ from precomp import torch_api
 from precomp._core import GuardTape
 from precomp.guard_functions import NeedsCompiler, decode_function
 
-__all__ = ["GuardWrapper", "NeedsCompiler", "build", "decode_function"]
+__all__ = ["DeadGuards", "GuardWrapper", "NeedsCompiler", "build", "decode_function"]
 
 Twins = Mapping[tuple[str, str], Any]
 
@@ -48,14 +48,27 @@ class GuardWrapper:
         raise RuntimeError(f"precomp: a served guard manager was invalidated: {reason}")
 
 
+class DeadGuards(GuardWrapper):
+    """The guards of a cache entry whose objects died: it never accepts again."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(None, {}, [])
+        self.invalidation_reason = reason
+
+    def check(self, f_locals: Any) -> bool:
+        return False
+
+
 def build(
     tape: GuardTape,
     f_globals: dict[str, Any],
     twins: dict[tuple[str, str], Any] | None,
     enum_type: Any,
     building: contextlib.AbstractContextManager[Any] | None = None,
+    live: tuple[Any, ...] = (),
 ) -> tuple[Any, list[Any]]:
-    """``(root, keep)``: the guard tree of *tape*; *keep* must live as long as *root*.
+    """``(root, keep)``: the guard tree of *tape*; *keep* must live as long as *root*, and *root*
+    must be dropped when one of *live* dies.
 
     *building* is entered while torch's guard classes are called: it provides the modules of Dynamo
     they look into. Raises ``_core.Stale`` when something the guards name is gone or has changed,
@@ -63,7 +76,7 @@ def build(
     """
     decode = functools.partial(decode_function, twins=twins) if twins else decode_function
     with building or contextlib.nullcontext(), _read_once():
-        return tape.replay(f_globals, enum_type, twins, decode)
+        return tape.replay(f_globals, enum_type, twins, decode, live)
 
 
 @contextlib.contextmanager

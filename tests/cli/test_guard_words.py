@@ -211,6 +211,7 @@ FUNCTIONS = {
         ("late", "function", "ab" * 32, ("t", (("k", 1), ("k", None)))),
         f"L['o'] is function with the captured content ({'ab' * 8}) and its defaults",
     ),
+    "types": (("types", (TYPE, TYPE)), "L['o'] holds exactly the 2 captured types"),
     "nodes": (("nodes", (TYPE, TYPE)), "L['o'] holds exactly the 2 captured types"),
     "count": (("count", ("k", 5), ("k", 2)), "L['o'] is an itertools.count(5, 2)"),
     "cow": (("cow", False), "L['o'] is not a lazy clone (copy on write)"),

@@ -55,6 +55,7 @@ ACCESS: dict[str, Callable[[Any, Any], Any]] = {
     "tensor_property_stride_manager": lambda v, k: v.stride(k),
     "tensor_property_storage_offset_manager": lambda v, k: v.storage_offset(),
     "weakref_call_manager": lambda v, k: v(),
+    "global_weakref_manager": lambda v, k: v[k](),
     "call_function_no_args_manager": lambda v, k: v(),
     "tuple_iterator_getitem_manager": _iterator_item,
 }
@@ -216,8 +217,10 @@ def _tensor(args: Any, tls: Any) -> Callable[[Any], bool]:
     return check
 
 
-def build(record: dict[str, Any], f_globals: dict[str, Any]) -> Callable[[Any], bool]:
-    """The decision of *record* as one function of the frame's locals."""
+def build(
+    record: dict[str, Any], f_globals: dict[str, Any], live: tuple[Any, ...] = ()
+) -> Callable[[Any], bool]:
+    """The decision of *record* as one function of the frame's locals; *live* are its objects."""
     nodes = [Node() for _ in range(record["nodes"])]
     epilogue: list[Callable[[Any], bool]] = []
     relations: list[Callable[[dict[int, Any]], bool]] = []
@@ -239,7 +242,7 @@ def build(record: dict[str, Any], f_globals: dict[str, Any]) -> Callable[[Any], 
         elif name == "add_lambda_guard":
             nodes[op[1]].leaves.append(_function(args[0], f_globals))
         else:
-            nodes[op[1]].leaves.append(_leaf(name, args, record))
+            nodes[op[1]].leaves.append(_leaf(name, args, record, live))
     order = {id(node): number for number, node in enumerate(nodes)}
 
     def check(f_locals: Any) -> bool:
@@ -268,7 +271,9 @@ def _accessor(name: str, key: Any, f_globals: dict[str, Any]) -> Callable[[Any],
     return lambda v: access(v, decoded)
 
 
-def _leaf(name: str, args: Any, record: dict[str, Any]) -> Callable[[Any], bool]:
+def _leaf(
+    name: str, args: Any, record: dict[str, Any], live: tuple[Any, ...]
+) -> Callable[[Any], bool]:
     if name == "add_tensor_match_guard":
         return _tensor(args, record["tls"])
     if name == "add_dimension_marking_guard":
@@ -279,7 +284,7 @@ def _leaf(name: str, args: Any, record: dict[str, Any]) -> Callable[[Any], bool]
     if name == "add_default_device_guard":
         device = decode(record["device"])
         return lambda v: torch.utils._device.CURRENT_DEVICE == device
-    decoded = [decode(arg) for arg in args[:-1]]
+    decoded = [live[arg[1]] if arg[0] == "live" else decode(arg) for arg in args[:-1]]
     return lambda v: LEAF[name](v, *decoded)
 
 

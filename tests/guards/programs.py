@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import programs_arguments  # noqa: F401 - each part adds its programs
 import programs_functions  # noqa: F401
+import programs_live  # noqa: F401
 import programs_modes  # noqa: F401
 import programs_modules  # noqa: F401
 import programs_rare  # noqa: F401

@@ -8,7 +8,7 @@ import harness
 import oracle
 import programs
 
-from precomp import _core, data, torch_api
+from precomp import _core, data, live_objects, torch_api
 from precomp.serve import guards
 from precomp.serve.reasons import explain
 
@@ -35,16 +35,20 @@ def main(out: Path) -> None:
         record = data.loads((out / f"{name}.tape").read_bytes())
         tape = _core.GuardTape(record)
         keep = []
+        live = ()
+        if record["live"] is not None:
+            reader = live_objects.Reader(record, harness.locals_of(program), f_globals, None)
+            live = live_objects.find(record["live"], reader, None)
 
-        def fresh(tape=tape, keep=keep, f_globals=f_globals):
+        def fresh(tape=tape, keep=keep, f_globals=f_globals, live=live):
             root, kept = guards.build(
-                tape, f_globals, None, harness.GuardManagerType, harness.building()
+                tape, f_globals, None, harness.GuardManagerType, harness.building(), live
             )
             keep.append(kept)
             return root
 
-        def opinion(record=record, f_globals=f_globals):
-            return oracle.build(record, f_globals)
+        def opinion(record=record, f_globals=f_globals, live=live):
+            return oracle.build(record, f_globals, live)
 
         old = fresh()
         first = harness.decide_base(program, old.check)
