@@ -1,9 +1,9 @@
 """Guards beside torch's own on many programs: prints one JSON object.
 
-    python benchmarks/shadow.py [--only TEXT] [--output FILE]
+    python benchmarks/shadow.py [--only TEXT ...] [--output FILE]
 
-Runs under ``precomp.testing.shadow_guards`` (docs/testing.md), with the backend aot_eager since
-only guards matter: the programs of tests/programs; those of tests/guards, under each of their
+Runs under ``precomp.testing.shadow_guards`` (docs/testing.md), with the backend eager since only
+guards matter: the programs of tests/programs; those of tests/guards, under each of their
 changes of state; and models of transformers, tiny and with random weights, inference and training.
 For each it gives what was compiled, compared and refused, and the disagreements; then the sums.
 Exits with 1 when there is a disagreement or a program that failed.
@@ -27,6 +27,7 @@ from tiny_models import CASES
 
 from precomp.testing import ShadowGuards, shadow_guards
 
+BACKEND = "eager"
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 
 
@@ -110,38 +111,40 @@ def run(work: Callable[[], Any]) -> tuple[ShadowGuards, str | None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", default="", help="programs whose name holds this text")
+    parser.add_argument("--only", nargs="+", default=[""], help="programs with these in their name")
     parser.add_argument("--output", type=Path, help="write the JSON there instead")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    torch.compiler.set_default_backend("aot_eager")
+    torch.compiler.set_default_backend(BACKEND)
     torch._dynamo.config.recompile_limit = 64
-    total, found, failed = ShadowGuards(), {}, []
+    found = {}
     for part in (user_programs, guard_programs, models):
         for name, work in part():
-            if options.only not in name:
+            if not any(text in name for text in options.only):
                 continue
             shadow, error = run(work)
-            total.add(shadow.as_data())
-            found[name] = shadow.as_data()
-            if error is not None:
-                found[name]["error"] = error
-                failed.append(name)
+            found[name] = shadow.as_data() | ({} if error is None else {"error": error})
             print(f"{name}: {shadow.report()}{error or ''}", file=sys.stderr, flush=True)
+            if options.output:  # after each: it takes long
+                options.output.write_text(text_of(found))
+    if not options.output:
+        sys.stdout.write(text_of(found))
+    return int(any("error" in row or row["disagreements"] for row in found.values()))
+
+
+def text_of(found: dict[str, dict[str, Any]]) -> str:
+    total = ShadowGuards()
+    for row in found.values():
+        total.add(row)
     result = {
         "benchmark": "shadow",
         "machine": machine(),
-        "backend": "aot_eager",
+        "backend": BACKEND,
         "total": total.as_data(),
-        "failed": failed,
+        "failed": [name for name, row in found.items() if "error" in row],
         "programs": found,
     }
-    text = json.dumps(result, indent=1) + "\n"
-    if options.output:
-        options.output.write_text(text)
-    else:
-        sys.stdout.write(text)
-    return 1 if failed or total.disagreements else 0
+    return json.dumps(result, indent=1) + "\n"
 
 
 if __name__ == "__main__":
