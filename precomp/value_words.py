@@ -109,7 +109,7 @@ _VALUES: dict[str, Callable[..., str]] = {
     "sz": lambda items: f"torch.Size({list(items)})",
     "dt": lambda name: f"torch.{name}",
     "dv": lambda name: f"torch.device({name!r})",
-    "en": lambda kind, name: f"{of_value(kind)}.{name}",
+    "en": lambda kind, name, value=None: f"{of_value(kind)}.{name}",
     "ns": lambda name: f"torch.ops.{name}",
     "op": lambda namespace, name, overload: f"torch.ops.{namespace}.{name}.{overload}",
     "opp": lambda namespace, name: f"torch.ops.{namespace}.{name}",

@@ -29,7 +29,7 @@ VALUES = {
     "sz": (("sz", (2, 3)), "torch.Size([2, 3])"),
     "dt": (("dt", "float16"), "torch.float16"),
     "dv": (("dv", "cuda:1"), "torch.device('cuda:1')"),
-    "en": (("en", ("P", "m", "Color", "type m.Color"), "RED"), "m.Color.RED"),
+    "en": (("en", ("P", "m", "Color", "type m.Color"), "RED", ("k", 1)), "m.Color.RED"),
     "ns": (("ns", "aten"), "torch.ops.aten"),
     "op": (("op", "aten", "add", "Tensor"), "torch.ops.aten.add.Tensor"),
     "opp": (("opp", "aten", "add"), "torch.ops.aten.add"),
