@@ -254,8 +254,8 @@ def rejected_frame(recording: harness.Recording) -> str:
 def recursive_dict_tags(recording: harness.Recording) -> str:
     """torch may skip guards under a module by its tag; the rebuilt tree has them all."""
     program = programs.PROGRAMS["mlp"]()
-    with torch._dynamo.config.patch(use_recursive_dict_tags_for_guards=True):
-        manager, record, _ = harness.compile_and_record(recording, program)
+    program.config["use_recursive_dict_tags_for_guards"] = True
+    manager, _, _ = harness.compile_and_record(recording, program)
     nodes = [manager.root]
     for node in nodes:
         nodes += node.get_child_managers()
