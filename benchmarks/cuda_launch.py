@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -116,11 +117,11 @@ def main() -> None:
     run = chosen.launcher.run
     addresses = [t.data_ptr() for t in tensors]
     paths: dict[str, Callable[[], object]] = {
-        "CudaLauncher": lambda: run(*call, stream=0),
-        "CudaLauncher, addresses": lambda: run(*addresses, n, stream=0),
+        "CudaLauncher": partial(run, *call, stream=0),
+        "CudaLauncher, addresses": partial(run, *addresses, n, stream=0),
         "Triton CompiledKernel[grid]": lambda: chosen.compiled[(1, 1, 1)](*call, 128),
         "Triton JITFunction[grid]": lambda: add[(1,)](*call, BLOCK=128),
-        "torch.add(out=)": lambda: torch.add(tensors[0], tensors[1], out=tensors[2]),
+        "torch.add(out=)": partial(torch.add, tensors[0], tensors[1], out=tensors[2]),
     }
     threads = chosen.record["num_warps"] * 32
     raw = raw_loop(chosen.image, chosen.record["symbol"], threads, tensors, n)

@@ -20,6 +20,7 @@ def run(script: Path, *args: object, cache: Path, compiler: bool = True, **varia
     env = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     env |= {
         "HOME": str(cache),
+        "CUDA_CACHE_PATH": str(cache.parent / "driver"),
         "TORCHINDUCTOR_CACHE_DIR": str(cache),
         "TRITON_CACHE_DIR": str(cache / "triton"),
         "PATH": os.environ["PATH"] if compiler else str(cache),

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 torch.use_deterministic_algorithms(True)
+torch.backends.cuda.enable_cudnn_sdp(False)
 
 DEVICE = "cuda"
 _batches = programs.batches

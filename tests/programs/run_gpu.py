@@ -61,6 +61,8 @@ def one(name: str, root: Path) -> dict[str, Any]:
     wrong = served.get("failed") or served["errors"].get(name)
     if wrong:
         return report | {"side": "serve", "wrong": wrong}
+    again = run("serve", place / "again", str(place), name, compiler=False)
+    report["served_differs_from_itself"] = again.get("results") != served["results"]
     eager = run("eager", place / "eager", name)
     expected = captured["results"][name]
     report["differences"] = differences(expected, served["results"][name])[:5]
