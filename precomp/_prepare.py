@@ -101,7 +101,7 @@ def prepare(
     torch's compiler and raises CompileViolation for a call that needs it; ``"full"`` and ``"auto"``
     let torch compile what the artifact lacks. *model*: a model file that must be bound to this
     artifact (``precomp.bind``); of it the binding alone is read, no weights. *devices* is reserved:
-    choosing GPUs is not available yet and is refused by name.
+    serving on another device number than the captured one is refused by name.
 
     *group*: a process group of torch.distributed (True: the default one), all of whose ranks call
     prepare. They compare artifact and environment and all raise the same error, such as
@@ -115,7 +115,9 @@ def prepare(
     if runtime not in RUNTIMES:
         raise ValueError(f"prepare: runtime: expected one of {RUNTIMES}, got {runtime!r}")
     if devices is not None:
-        raise PrecompError("prepare: devices: artifacts hold CPU kernels only; leave it out")
+        raise PrecompError(
+            "prepare: devices: entries are served where they were captured; leave it out"
+        )
     # Everything made here lives as long as the process: collecting meanwhile finds nothing.
     collecting = gc.isenabled()
     gc.disable()

@@ -1,0 +1,147 @@
+"""Triton kernels as Inductor holds them, frozen and launched through the stand-in driver.
+
+``python frozen.py DRIVER FOLDER`` compiles without a GPU and prints what happened as one JSON line.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import struct
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+FOLDER = sys.argv[2]
+os.environ["TRITON_CACHE_DIR"] = os.path.join(FOLDER, "triton")
+
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from scenes import SIZES, Driver, unpack  # noqa: E402
+from torch._inductor.runtime.triton_heuristics import TritonCompileResult  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+
+from precomp import _core  # noqa: E402
+from precomp.freeze.cuda import freeze_launch  # noqa: E402
+from precomp.freeze.store import Store, Unsupported  # noqa: E402
+
+SIGNATURE = {"in_ptr": "*fp32", "out_ptr": "*bf16", "xnumel": "i32", "scale": "fp16", "flag": "i1"}
+
+
+@triton.jit
+def scale_kernel(in_ptr, out_ptr, xnumel, scale, flag, XBLOCK: tl.constexpr):
+    at = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)
+    inside = at < xnumel
+    value = tl.load(in_ptr + at, mask=inside) * scale
+    tl.store(out_ptr + at, tl.where(flag, value, -value), mask=inside)
+
+
+def autotuner() -> Any:
+    """What ``async_compile.triton`` leaves behind once its kernel ran with two configurations."""
+    results = []
+    for block, warps in ((64, 2), (128, 4)):
+        source = triton.compiler.ASTSource(
+            scale_kernel,
+            signature={**SIGNATURE, "XBLOCK": "constexpr"},
+            constexprs={(5,): block},
+        )
+        kernel = triton.compile(
+            source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}
+        )
+        meta = {
+            "signature": {**SIGNATURE, "XBLOCK": "constexpr"},
+            "constants": {"XBLOCK": block},
+            "device_type": "cuda",
+            "device": 0,
+            "cc": 90,
+        }
+        config = triton.Config({"XBLOCK": block}, num_warps=warps)
+        results.append(TritonCompileResult(kernel, config, meta, {"grid_type": "Grid1D"}))
+    return SimpleNamespace(
+        launchers=[SimpleNamespace(config=results[1].config)],
+        compile_results=results,
+        inductor_meta={"grid_type": "Grid1D"},
+    )
+
+
+def refused(value: Any, **changes: Any) -> str:
+    changed = copy.copy(value)
+    for name, item in changes.items():
+        setattr(changed, name, item)
+    try:
+        freeze_launch(changed, Store())
+    except Unsupported as error:
+        return str(error)
+    return "accepted"
+
+
+def with_meta(value: Any, **changes: Any) -> list[Any]:
+    """The compile results with another compile_meta."""
+    first, last = value.compile_results
+    other = copy.copy(last)
+    other.compile_meta = {**last.compile_meta, **changes}
+    return [first, other]
+
+
+def main() -> None:
+    driver = Driver(sys.argv[1])
+    kernel = autotuner()
+    store, again = Store(), Store()
+    record = freeze_launch(kernel, store)
+    ((kind, digest), (name, image)) = next(iter(store.entries.items()))
+    codes = record["codes"]
+    driver.parameters(codes, len(record["scratch"]))
+    launcher = _core.CudaLauncher(_core.CudaLibrary(image, name), record)
+    launcher.run(0x1000, 0x2000, 1000, 1.5, True, stream=7)
+    launch = driver.launch()
+    found = {
+        "kind": kind,
+        "name": name,
+        "same_again": freeze_launch(kernel, again) == record and again.entries == store.entries,
+        "digest": record["cubin"] == digest == _core.sha256(image),
+        "smaller": len(image) < len(kernel.compile_results[1].kernel.asm["cubin"]),
+        "no_paths": __file__.encode() not in image,
+        "grid": list(launch.grid),
+        "threads": launch.block[0],
+        "stream": launch.stream,
+        "values": [
+            unpack(code, launch.parameters[i]) for i, code in enumerate(codes)
+        ],
+        "sizes": [SIZES[code] for code in codes],
+        "scratch": [struct.unpack("<Q", bytes(launch.parameters[len(codes) + i][:8]))[0]
+                    for i in range(len(record["scratch"]))],
+        "refused": {
+            "not launched": refused(kernel, launchers=[]),
+            "still tuning": refused(kernel, launchers=kernel.launchers * 2),
+            "unknown configuration": refused(
+                kernel, launchers=[SimpleNamespace(config=triton.Config({}))]
+            ),
+            "other device": refused(
+                kernel, compile_results=with_meta(kernel, device_type="xpu")
+            ),
+            "parameter type": refused(
+                kernel,
+                compile_results=with_meta(
+                    kernel, signature={**SIGNATURE, "scale": "tensordesc<fp16>"}
+                ),
+            ),
+            "grid": refused(
+                kernel,
+                compile_results=[
+                    kernel.compile_results[0],
+                    TritonCompileResult(
+                        kernel.compile_results[1].kernel,
+                        kernel.compile_results[1].config,
+                        kernel.compile_results[1].compile_meta,
+                        {"grid_type": "FixedGrid", "fixed_grid": ["xnumel / 2", 1, 1]},
+                    ),
+                ],
+            ),
+        },
+    }  # fmt: skip
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

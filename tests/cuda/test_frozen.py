@@ -1,0 +1,49 @@
+"""A Triton kernel that Inductor ran is frozen as it was launched, and launched again as it was."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from processes import Place
+
+HERE = Path(__file__).parent
+REASONS = {
+    "not launched": "not launched while capturing: 0 configurations",
+    "still tuning": "not launched while capturing: 2 configurations",
+    "unknown configuration": "whose launched configuration torch did not keep",
+    "other device": "a Triton kernel for xpu",
+    "parameter type": "a parameter of type tensordesc<fp16>",
+    "grid": "'xnumel / 2' is not integer arithmetic",
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    pytest.importorskip("triton")
+    folder = tmp_path_factory.mktemp("frozen")
+    driver = folder / "fakecuda.so"
+    command = ["gcc", "-shared", "-fPIC", "-O1", "-fvisibility=hidden", "-Werror"]
+    subprocess.run([*command, str(HERE / "fakecuda.c"), "-o", str(driver)], check=True)
+    return Place(folder / "place").run(HERE / "frozen.py", driver, folder).facts
+
+
+def test_the_launched_configuration_is_launched_again(found):
+    assert found["grid"] == [8, 1, 1]  # 1000 elements in blocks of 128, not of 64
+    assert found["threads"] == 128
+    assert found["stream"] == 7
+    assert found["values"] == [0x1000, 0x2000, 1000, 1.5, 1]
+    assert found["sizes"] == [8, 8, 4, 2, 1]
+    assert set(found["scratch"]) <= {0}
+
+
+def test_the_image_is_stored_once_without_what_belongs_to_the_machine(found):
+    assert (found["kind"], found["name"]) == ("cubin", "sm_90")
+    assert found["digest"] and found["same_again"]
+    assert found["smaller"] and found["no_paths"]
+
+
+@pytest.mark.parametrize("what", REASONS)
+def test_what_has_no_launch_record_is_refused_by_name(found, what):
+    assert REASONS[what] in found["refused"][what]
