@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import share_headers
 
 HERE = Path(__file__).parent
 
@@ -75,6 +76,7 @@ def capture(directory: Path, names, **environment):
     """Compile *names* (all when empty) cold; returns the path of the capture and its summary."""
     for name in ("home", "tmp", "cwd"):
         (directory / name).mkdir(parents=True)
+    share_headers(directory / "tmp")
     out = directory / "captured.pt"
     base = {
         "PATH": os.environ["PATH"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import subprocess
@@ -42,6 +43,22 @@ class Finished:
         return f"exit status {self.returncode}\n-- stdout\n{self.stdout}\n-- stderr\n{self.stderr}"
 
 
+def share_headers(tmp: Path) -> None:
+    """Let processes with TMPDIR *tmp* use the C++ headers that others of this session precompiled.
+
+    Inductor keeps them under TMPDIR whatever its cache directory is: 150 MB and ten seconds for
+    each TMPDIR otherwise. Kernels stay as cold as their own cache.
+    """
+    shared = os.environ.get(CACHE)
+    if shared:
+        headers = Path(shared) / "headers"
+        link = tmp / f"torchinductor_{getpass.getuser()}" / "precompiled_headers"
+        headers.mkdir(parents=True, exist_ok=True)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(headers)
+
+
 @dataclass
 class Place:
     """Where a process runs: its own working directory, HOME, TMPDIR and compile caches.
@@ -57,6 +74,8 @@ class Place:
     def __post_init__(self) -> None:
         for directory in (self.work, self.home, self.tmp, self.inductor, self.root / "bin"):
             directory.mkdir(parents=True, exist_ok=True)
+        if self.compiler:
+            share_headers(self.tmp)
 
     @property
     def work(self) -> Path:
