@@ -100,6 +100,8 @@ def check_identities_are_kept():
         if entry["loads"]:
             continue
         record = load(name)
+        if record["live"] is not None:  # the tree keeps no live object: who replays drops it
+            continue
         root, keep = replay(_core.GuardTape(record))
         kept = set(map(id, keep))
         for value in identities(record):
