@@ -17,6 +17,10 @@ _PARTS = {
     "backend": "the arguments of torch.compile differ",
     "inlined": "functions that it inlines differ",
     "sources": "the source of modules that it inlines from differs",
+    "torch": "functions of torch that it inlines differ",
+    "values": "default values or globals of functions that it inlines differ",
+    "watched": "the names that it looks up differ",
+    "classes": "the classes of its objects differ",
     "code": "the transformed bytecode differs",
 }
 _MODULES = {"fw": "the forward module differs", "bw": "the backward module differs"}

@@ -21,7 +21,8 @@ BAD = [
     ("C", "functools", (("a", "wraps"), ("f", "__code__")), "digest"),
     ("PF", "functools", "wraps", "digest"),
     ("PF", "math", "sqrt", "digest"),
-    ("en", encode(test_codec.Color), "BLUE"),
+    ("en", encode(test_codec.Color), "BLUE", None),
+    ("en", encode(test_codec.Color), "RED", ("k", 2)),
     ("FS", encode(int)),
     ("np", "no dtype", b""),
 ]

@@ -47,6 +47,10 @@ def frame(name: str, ops: list[tuple[Any, ...]], plan: str, **changes: Any) -> d
         "tape": {"nodes": 2, "ops": tuple(ops), "tls": None, "device": ("k", None)},
         "inlined": (("helpers", (("a", "scale"), ("f", "__code__")), "00"),),
         "sources": (),
+        "torch": (),
+        "values": (),
+        "watched": (),
+        "classes": (),
     } | changes
 
 
