@@ -345,7 +345,7 @@ done:
 
 PyDoc_STRVAR(
     GuardTape_replay_doc,
-    "replay($self, f_globals, enum_type, twins, decode_function, live=())\n--\n\n"
+    "replay($self, f_globals, enum_type, twins, decode_function, live=(), /)\n--\n\n"
     "Build the guard tree anew: returns (root, keep).\n\n"
     "*f_globals* is the live dict of the frame, *enum_type* the GuardManagerType\n"
     "that torch's guard classes know, *twins* a dict or None (see decode),\n"
