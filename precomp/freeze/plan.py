@@ -244,7 +244,10 @@ class PlanRecorder:
                 return autograd(*args, **kwargs)
             # One argument, an object with fields; torch 2.11: all of them as arguments.
             bound = signature.bind(*args, **kwargs)
-            spec = bound.arguments.get("spec") or types.SimpleNamespace(**bound.arguments)
+            one = args[0] if args else None
+            spec: Any = (
+                one if hasattr(one, "fw_metadata") else types.SimpleNamespace(**bound.arguments)
+            )
             plan = PlanSource("training", spec.fw_metadata, spec.aot_config)
             plan.disable_autocast = bool(spec.disable_amp)
             plan.detach = tuple(spec.indices_of_inps_to_detach)

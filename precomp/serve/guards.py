@@ -83,9 +83,10 @@ def build(
 def _read_once() -> Iterator[None]:
     """torch's C++ reads settings of Dynamo thousands of times while it builds a tree, each time
     through a slow ``__getattr__`` in Python. Meanwhile they are plain attributes of the module."""
-    config = sys.modules.get("torch._dynamo.config")
+    tables = torch_api.tables()
+    config = sys.modules.get(tables.GUARD_CONFIG_MODULE)
     scope = {} if config is None else vars(config)
-    names = [name for name in torch_api.tables().GUARD_CONFIG if name not in scope]
+    names = [name for name in tables.GUARD_CONFIG if name not in scope]
     scope.update({name: getattr(config, name) for name in names if hasattr(config, name)})
     try:
         yield

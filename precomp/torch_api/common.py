@@ -110,7 +110,8 @@ SERVE: dict[str, str] = {
     "DISABLE_JUSTKNOBS": "torch._utils_internal:DISABLE_JUSTKNOBS",
 }
 
-# What torch's guard classes read of ``torch._dynamo.config`` for each node and guard they make.
+# What torch's guard classes read of a module of settings for each node and guard they make.
+GUARD_CONFIG_MODULE = "torch._dynamo.config"
 GUARD_CONFIG: tuple[str, ...] = (
     "max_saved_pointers_for_recursive_dict_tags_check",
     "skip_tensor_guards_with_matching_dict_tags",

@@ -261,6 +261,7 @@ def test_compiler_debugging_options_are_refused(twin, ignore_warnings):
 
 def metadata(**changes: Any) -> Any:
     made: dict[str, Any] = {
+        "input_info": [],
         "subclass_inp_meta": [],
         "subclass_fw_graph_out_meta": [],
         "subclass_tangent_meta": [],
