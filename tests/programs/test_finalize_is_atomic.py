@@ -71,7 +71,7 @@ def test_a_directory_that_cannot_be_written_leaves_nothing_and_the_run_is_unharm
         with precomp.capture() as capture:
             y = torch.compile(f)(torch.ones(4))
         try:
-            capture.finalize("/nonexistent/f.precomp")
+            capture.finalize("missing/f.precomp")
         except OSError as error:
             kind = type(error).__name__
         artifact = capture.finalize("f.precomp")
