@@ -9,24 +9,9 @@
 # Exit status: 0 all right, 1 something wrong, 2 no GPU or no wheel.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-ROOT=$PWD
-OUT=${OUT:-$ROOT/out}
-PYTHON=${PYTHON:-python3}
-mkdir -p "$OUT"
-OUT=$(cd "$OUT" && pwd)
-WORK=$(mktemp -d)
-trap 'rm -rf "$WORK"' EXIT
-
-TAG=$("$PYTHON" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
-WHEEL=$(compgen -G "$ROOT/wheelhouse/precomp-*-$TAG-*.whl" | sort | tail -1 || true)
-if [ -z "$WHEEL" ]; then
-    echo "tools/gpu_gate.sh: no wheelhouse/precomp-*-$TAG-*.whl" >&2
-    exit 2
-fi
-"$PYTHON" -m zipfile -e "$WHEEL" "$WORK/site"
-export PYTHONPATH=$WORK/site${PYTHONPATH:+:$PYTHONPATH}
+# shellcheck source=tools/gpu.sh
+. tools/gpu.sh
 export TMPDIR=$WORK
-cd "$WORK" # not the checkout, whose precomp has no extension module
 
 status=0
 timeout 420 "$PYTHON" "$ROOT/tests/gate/run_gpu.py" "$OUT/gate_gpu.json" --jobs 8 --total 380 "$@" ||
