@@ -6,41 +6,13 @@
 #include <string.h>
 
 #include "pc_bytes.h"
+#include "pc_elf_layout.h"
 #include "pc_mem.h"
 
 enum {
     CUDA_MACHINE = 190,   /* EM_CUDA */
     CUDA_ENTRY = 0x10,    /* st_other of a kernel */
     ARCH_SPECIFIC = 0x800 /* e_flags of ABI 7 */
-};
-
-/* Offsets of the fields of Elf64_Ehdr, Elf64_Shdr, Elf64_Phdr and Elf64_Sym. */
-enum {
-    E_TYPE = 16,
-    E_MACHINE = 18,
-    E_PHOFF = 32,
-    E_SHOFF = 40,
-    E_FLAGS = 48,
-    E_PHENTSIZE = 54,
-    E_PHNUM = 56,
-    E_SHENTSIZE = 58,
-    E_SHNUM = 60,
-    E_SHSTRNDX = 62,
-    EHDR_SIZE = 64,
-    SH_NAME = 0,
-    SH_TYPE = 4,
-    SH_OFFSET = 24,
-    SH_SIZE = 32,
-    SH_LINK = 40,
-    SH_ALIGN = 48,
-    SHDR_SIZE = 64,
-    P_OFFSET = 8,
-    P_FILESZ = 32,
-    PHDR_SIZE = 56,
-    ST_NAME = 0,
-    ST_INFO = 4,
-    ST_OTHER = 5,
-    SYM_SIZE = 24,
 };
 
 static pc_status

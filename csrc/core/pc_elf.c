@@ -6,25 +6,7 @@
 #include <string.h>
 
 #include "pc_bytes.h"
-
-/* Offsets of the fields of Elf64_Ehdr and Elf64_Phdr. */
-enum {
-    E_TYPE = 16,
-    E_PHOFF = 32,
-    E_SHOFF = 40,
-    E_EHSIZE = 52,
-    E_PHENTSIZE = 54,
-    E_PHNUM = 56,
-    E_SHNUM = 60,
-    E_SHSTRNDX = 62,
-    EHDR_SIZE = 64,
-    P_TYPE = 0,
-    P_OFFSET = 8,
-    P_FILESZ = 32,
-    P_MEMSZ = 40,
-    P_ALIGN = 48,
-    PHDR_SIZE = 56,
-};
+#include "pc_elf_layout.h"
 
 static pc_status
 refuse(pc_error *error, const char *what)
