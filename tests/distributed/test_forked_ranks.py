@@ -9,13 +9,14 @@ import ranks
 from processes import Place, differences
 
 PROGRAM = """\
-import atexit, os, sys
+import atexit, sys, time
 import torch.distributed as dist
 dist.init_process_group("gloo")
 atexit.register(lambda: print("exit", dist.get_rank(), flush=True))
 print("rank", dist.get_rank(), "of", dist.get_world_size(), *sys.argv[1:], __name__, flush=True)
-if sys.argv[1:] == ["bad"] and dist.get_rank() == 1:
-    sys.exit(7)
+if sys.argv[1:] == ["bad"]:
+    # No collective here: it would fail as the peer ends, perhaps before the agent sees that end.
+    sys.exit(7) if dist.get_rank() == 1 else time.sleep(600)
 dist.barrier()
 """
 
