@@ -46,7 +46,7 @@ class Capture(_core.Capture):
         from precomp.freeze import kernel
         from precomp.freeze.conversions import FrameRecorder
         from precomp.freeze.guards import GuardRecorder
-        from precomp.freeze.plan import PlanRecorder
+        from precomp.freeze.plan_recorder import PlanRecorder
         from precomp.freeze.precompiled import PrecompiledWatch
 
         api = torch_api.capture()

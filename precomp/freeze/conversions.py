@@ -16,7 +16,7 @@ from typing import Any
 
 from precomp import backends
 from precomp.freeze.guards import GuardRecorder
-from precomp.freeze.plan import PlanRecorder
+from precomp.freeze.plan_recorder import PlanRecorder
 from precomp.freeze.store import Unsupported
 from precomp.freeze.traced import RESUME, Calls, Traced, calls_users
 from precomp.torch_api import capture as capture_api

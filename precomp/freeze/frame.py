@@ -24,7 +24,8 @@ from precomp.freeze.compiler_names import (
 from precomp.freeze.conversions import Converted, FrameRecorder, Installed
 from precomp.freeze.live import WEAK
 from precomp.freeze.module import freeze_module
-from precomp.freeze.plan import GraphSource
+from precomp.freeze.plan import freeze_plan
+from precomp.freeze.plan_source import GraphSource
 from precomp.freeze.store import Store, Unsupported
 from precomp.freeze.values import encode, encode_code
 from precomp.sources import qualname
@@ -95,9 +96,7 @@ class FrameFreezer:
         known = self.plan_digests.get(id(source))
         if known is None:
             try:
-                record = self.recorder.plans.freeze(
-                    source, lambda graph: freeze_module(graph, self.store)
-                )
+                record = freeze_plan(source, lambda graph: freeze_module(graph, self.store))
                 known = self.store.add("plan", record["kind"], dumps(record))
             except Unsupported as refusal:
                 known = refusal

@@ -23,7 +23,9 @@ with warnings.catch_warnings():  # torch deprecates what its own compiler import
     from torch._inductor.compile_fx import compile_fx
 
 from precomp import data
-from precomp.freeze.plan import GraphSource, PlanRecorder
+from precomp.freeze.plan import freeze_plan
+from precomp.freeze.plan_recorder import PlanRecorder
+from precomp.freeze.plan_source import GraphSource
 from precomp.freeze.store import Unsupported
 from precomp.serve import plan as serve_plan
 
@@ -46,7 +48,7 @@ class Switch:
                 graphs[f"{len(graphs):064d}"] = graph
                 return f"{len(graphs) - 1:064d}"
 
-            record = self.twin.recorder.freeze(self.source, digest)
+            record = freeze_plan(self.source, digest)
             self.record = data.loads(data.dumps(record))
             assert set(serve_plan.digests(self.record)) == set(graphs)
             self.plan = serve_plan.load(self.record, lambda d: graphs[d].current_callable)
@@ -99,7 +101,7 @@ class Twin:
 
     def freeze(self) -> list[dict[str, Any]]:
         """Records of all graphs; raises Unsupported."""
-        return [self.recorder.freeze(s.source, lambda graph: "0" * 64) for s in self.switches]
+        return [freeze_plan(s.source, lambda graph: "0" * 64) for s in self.switches]
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -243,7 +245,7 @@ def direct() -> Callable[..., dict[str, Any]]:
             seen = []
             for ours in (False, False, True, True):
                 if ours and "ours" not in calls:
-                    record = twin.recorder.freeze(source, digest)
+                    record = freeze_plan(source, digest)
                     calls["ours"] = serve_plan.load(record, lambda d: graphs[d].current_callable)
                 torch.manual_seed(7)
                 with warnings.catch_warnings():

@@ -17,8 +17,10 @@ from torch._inductor.utils import fresh_cache
 
 from precomp import torch_api
 from precomp.errors import CompileViolation
-from precomp.freeze import plan as freeze_plan
-from precomp.freeze.plan import GraphSource, PlanRecorder, PlanSource
+from precomp.freeze.plan import _aligned, _module, freeze_plan, plan_reasons
+from precomp.freeze.plan_recorder import PlanRecorder, _graph_reasons
+from precomp.freeze.plan_source import GraphSource, PassGraph, PlanSource
+from precomp.freeze.plan_split import split_program
 from precomp.freeze.store import Unsupported
 from precomp.serve.plan import build
 
@@ -28,7 +30,7 @@ def source_digest(graph: Any) -> str:
 
 
 def freeze_all(twin: Any) -> list[dict[str, Any]]:
-    return [twin.recorder.freeze(s.source, source_digest) for s in twin.switches]
+    return [freeze_plan(s.source, source_digest) for s in twin.switches]
 
 
 # -- caches ------------------------------------------------------------------
@@ -90,7 +92,7 @@ def test_backward_inside_a_compiled_function(twin, ignore_warnings, monkeypatch)
         out = t(x)
     assert torch.allclose(out, 6 * torch.cos(torch.full((3,), 3.0)))
     assert len(freeze_all(t)) == 2
-    assert not [name for name in seen if name.endswith("freeze/plan.py")]
+    assert not [name for name in seen if name.endswith("freeze/plan_recorder.py")]
     t.ours = True
     y = torch.ones(3, requires_grad=True)
     assert torch.equal(t(y), out)
@@ -233,7 +235,7 @@ def test_duplicated_mutated_inputs_are_refused(twin, ignore_warnings):
     with t.recorder._collecting(source):
         compile_fx(torch.fx.symbolic_trace(fn), [x, x])
     with pytest.raises(Unsupported, match="more than once"):
-        t.recorder.freeze(source, source_digest)
+        freeze_plan(source, source_digest)
 
 
 def test_tensor_subclass_is_refused(twin, ignore_warnings):
@@ -292,9 +294,9 @@ def test_metadata_that_is_refused(changes, reason):
     config = SimpleNamespace(keep_inference_input_mutations=True, num_params_buffers=0)
     plan = PlanSource("inference", metadata(), config)
     plan.fw = object()
-    assert freeze_plan.plan_reasons(plan, "inductor") == []
+    assert plan_reasons(plan, "inductor") == []
     plan.metadata = metadata(**changes)
-    (found,) = freeze_plan.plan_reasons(plan, "inductor")
+    (found,) = plan_reasons(plan, "inductor")
     assert reason in found
 
 
@@ -305,7 +307,7 @@ def test_all_reasons_are_listed_at_once():
     source = GraphSource("inductor", [])
     source.plans.append(plan)
     with pytest.raises(Unsupported) as caught:
-        PlanRecorder().freeze(source, source_digest)
+        freeze_plan(source, source_digest)
     reasons = str(caught.value).split("; ")
     assert len(reasons) == 4
     assert "BackwardState (backward hooks in the graph)" in reasons
@@ -328,7 +330,7 @@ def test_inductor_graphs_that_are_refused(graph, kwargs, options, reason):
         "_wrap_compiled_regions": False,
     }
     with torch._inductor.config.patch(**options):
-        reasons = freeze_plan._graph_reasons(
+        reasons = _graph_reasons(
             SimpleNamespace(**(made | graph)),
             {"cudagraphs": False} | kwargs,
             torch_api.capture(),
@@ -344,7 +346,7 @@ def test_arguments_that_must_be_aligned(deferred, expected):
     graph = SimpleNamespace(
         inputs_to_check=[0, 2], mutated_input_idxs=[1, 2], _defers_input_alignment=deferred
     )
-    assert freeze_plan._aligned(graph) == expected
+    assert _aligned(graph) == expected
 
 
 def test_graph_without_operations_that_returns_a_constant_is_refused():
@@ -356,12 +358,12 @@ def test_graph_without_operations_that_returns_a_constant_is_refused():
         def forward(self, x):
             return (x, self.constant, None)
 
-    graph = freeze_plan.PassGraph(torch.fx.symbolic_trace(Constant()))
+    graph = PassGraph(torch.fx.symbolic_trace(Constant()))
     with pytest.raises(Unsupported, match="tensor constant"):
-        freeze_plan._module(graph, source_digest)
-    graph = freeze_plan.PassGraph(torch.fx.symbolic_trace(lambda x, y: (y, None, x, 3)))
+        _module(graph, source_digest)
+    graph = PassGraph(torch.fx.symbolic_trace(lambda x, y: (y, None, x, 3)))
     expected = (("i", 1), ("c", None), ("i", 0), ("c", 3))
-    assert freeze_plan._module(graph, source_digest) == expected
+    assert _module(graph, source_digest) == expected
 
 
 # -- DDPOptimizer ------------------------------------------------------------
@@ -409,4 +411,4 @@ def test_graph_that_ddp_splits(twin, process_group):
 def test_split_graph_that_is_not_understood_is_refused():
     graph = torch.fx.symbolic_trace(lambda x: x.sin())
     with pytest.raises(Unsupported, match="split graph: call_method sin"):
-        freeze_plan.split_program(graph)
+        split_program(graph)
