@@ -6,7 +6,8 @@ Variants: eager; torch.compile with cold caches; with a warm Inductor cache; wit
 (torch.compiler.save_cache_artifacts) loaded into empty caches; with caching_precompile, warm; and
 prepared by precomp, with empty caches and no compiler on PATH. A training step is forward, backward
 and optimizer; inference is one call. The runs of the variants alternate. Prints JSON; ratios are of
-medians of the same run.
+medians of the same run. ``phases_s`` says where the time goes: ``load`` (the artifact, or the
+Mega-Cache), ``context`` (of the GPU), ``model`` (and its optimizer), ``step``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -29,7 +31,17 @@ def worker(variant: str, program: str, kind: str, device: str, file: str) -> Non
     import torch
 
     torch.set_num_threads(1)
-    start = time.perf_counter()
+    start = last = time.perf_counter()
+    phases: dict[str, float] = {}
+
+    def passed(phase: str) -> None:
+        nonlocal last
+        if device == "cuda" and phase != "load":  # loading needs no context
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        phases[phase] = now - last
+        last = now
+
     capture = None
     if variant == "prepared":
         import precomp
@@ -42,17 +54,20 @@ def worker(variant: str, program: str, kind: str, device: str, file: str) -> Non
 
         capture = precomp.capture(file)
         capture.__enter__()
+    passed("load")
+    if device == "cuda":
+        passed("context")
     from bench_programs import Work
 
     work = Work(program, kind, variant != "eager", device)
+    passed("model")
     if variant == "prepared":
         with precomp.strict_no_compile():
             work.step()
     else:
         work.step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - start
+    passed("step")
+    seconds = last - start
     if capture is not None:
         capture.__exit__(None, None, None)
     if variant == "save":
@@ -60,7 +75,7 @@ def worker(variant: str, program: str, kind: str, device: str, file: str) -> Non
         assert saved is not None, "torch saved no cache artifacts"
         Path(file).write_bytes(saved[0])
     modules = [m for m in ("torch._dynamo.convert_frame", "sympy", "triton") if m in sys.modules]
-    print(json.dumps({"seconds": seconds, "compiler": modules}))
+    print(json.dumps({"seconds": seconds, "phases": phases, "compiler": modules}))
 
 
 def import_worker() -> None:
@@ -94,6 +109,7 @@ def measure(program: str, kind: str, device: str, repeat: int, root: Path) -> di
     go("save", base / "unused", cache=base / "precompile", **precompile)
     go("capture", artifact, cache=base / "warm")
     times: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    phases: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
     for name in VARIANTS:  # once for the page cache, not counted
         one(go, name, artifact, mega, base, precompile)
     for i in range(repeat):
@@ -102,6 +118,7 @@ def measure(program: str, kind: str, device: str, repeat: int, root: Path) -> di
                 continue  # it compiles all C++ again: slow, and far from the others
             found = one(go, name, artifact, mega, base, precompile)
             times[name].append(found["seconds"])
+            phases[name].append(found["phases"])
             if name == "prepared":
                 assert found["compiler"] == [], found
     result = {name: summary(values) for name, values in times.items()}
@@ -110,6 +127,10 @@ def measure(program: str, kind: str, device: str, repeat: int, root: Path) -> di
     best = min(TORCH_WARM, key=lambda name: median[name])
     return {
         "seconds": result,
+        "phases_s": {
+            name: {phase: round(statistics.median(r[phase] for r in runs), 6) for phase in runs[0]}
+            for name, runs in phases.items()
+        },
         "artifact_bytes": artifact.stat().st_size,
         "mega_cache_bytes": mega.stat().st_size,
         "prepared_to_eager": round(median["prepared"] / median["eager"], 4),
