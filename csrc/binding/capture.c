@@ -17,6 +17,7 @@ static const char *const capture_states[] = {"new", "active", "done", "failed"};
 typedef struct {
     PyObject_HEAD
     int phase;
+    PyObject *module;  /* owned: the type may be cleared before its instances are */
     PyObject *patches; /* owned: list of (owner, name, had, old value or None) */
 } CaptureObject;
 
@@ -25,11 +26,16 @@ typedef struct {
 static PyObject *
 Capture_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
+    PyObject *module = core_module_by_type(type); /* borrowed */
+    if (module == NULL) {
+        return NULL;
+    }
     CaptureObject *self = Capture_CAST(type->tp_alloc(type, 0));
     if (self == NULL) {
         return NULL;
     }
     self->phase = CAPTURE_NEW;
+    self->module = Py_NewRef(module);
     self->patches = PyList_New(0);
     if (self->patches == NULL) {
         Py_DECREF(self);
@@ -116,8 +122,9 @@ capture_undo(CaptureObject *self)
 }
 
 static void
-capture_leave(core_state *state, CaptureObject *self, int phase)
+capture_leave(CaptureObject *self, int phase)
 {
+    core_state *state = core_state_get(self->module);
     self->phase = phase;
     if (state->active_capture == (PyObject *)self) {
         state->active_capture = NULL;
@@ -129,10 +136,7 @@ Capture_enter(PyObject *op, PyObject *Py_UNUSED(ignored))
 {
     CaptureObject *self = Capture_CAST(op);
     PyObject *begun = NULL;
-    core_state *state = core_state_by_type(Py_TYPE(op));
-    if (state == NULL) {
-        return NULL;
-    }
+    core_state *state = core_state_get(self->module);
     if (self->phase != CAPTURE_NEW) {
         PyErr_Format(PyExc_RuntimeError,
                      "precomp.capture: this capture is %s and cannot be entered again; "
@@ -155,7 +159,7 @@ Capture_enter(PyObject *op, PyObject *Py_UNUSED(ignored))
         if (capture_undo(self) < 0) {
             PyErr_Clear();
         }
-        capture_leave(state, self, CAPTURE_FAILED);
+        capture_leave(self, CAPTURE_FAILED);
         PyErr_Restore(type, value, trace);
         return NULL;
     }
@@ -167,10 +171,6 @@ static PyObject *
 Capture_exit(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 {
     CaptureObject *self = Capture_CAST(op);
-    core_state *state = core_state_by_type(Py_TYPE(op));
-    if (state == NULL) {
-        return NULL;
-    }
     if (self->phase != CAPTURE_ACTIVE) {
         PyErr_Format(PyExc_RuntimeError, "precomp.capture: left while %s",
                      capture_states[self->phase]);
@@ -178,7 +178,7 @@ Capture_exit(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
     }
     int clean = nargs < 1 || args[0] == Py_None;
     int undone = capture_undo(self);
-    capture_leave(state, self, clean && undone == 0 ? CAPTURE_DONE : CAPTURE_FAILED);
+    capture_leave(self, clean && undone == 0 ? CAPTURE_DONE : CAPTURE_FAILED);
     if (undone < 0) {
         return NULL;
     }
@@ -203,10 +203,35 @@ Capture_hook(PyObject *Py_UNUSED(op), PyObject *Py_UNUSED(ignored))
     Py_RETURN_NONE;
 }
 
+/* A capture that nobody can leave any more, dropped while it was active, leaves as one
+   that an exception left: its hooks go. */
+static void
+Capture_finalize(PyObject *op)
+{
+    CaptureObject *self = Capture_CAST(op);
+    PyObject *type = NULL, *value = NULL, *trace = NULL; /* an exception that was set */
+    PyObject *answer = NULL;
+    if (self->phase != CAPTURE_ACTIVE) {
+        return;
+    }
+    PyErr_Fetch(&type, &value, &trace);
+    if (capture_undo(self) < 0) {
+        PyErr_WriteUnraisable(op);
+    }
+    capture_leave(self, CAPTURE_FAILED);
+    answer = PyObject_CallMethod(op, "_abandon", NULL);
+    if (answer == NULL) {
+        PyErr_WriteUnraisable(op);
+    }
+    Py_XDECREF(answer);
+    PyErr_Restore(type, value, trace);
+}
+
 static int
 Capture_traverse(PyObject *op, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(op));
+    Py_VISIT(Capture_CAST(op)->module);
     Py_VISIT(Capture_CAST(op)->patches);
     return 0;
 }
@@ -214,7 +239,12 @@ Capture_traverse(PyObject *op, visitproc visit, void *arg)
 static int
 Capture_clear(PyObject *op)
 {
-    Py_CLEAR(Capture_CAST(op)->patches);
+    CaptureObject *self = Capture_CAST(op);
+    if (self->module != NULL) {
+        capture_leave(self, CAPTURE_FAILED); /* nothing may find it from now on */
+    }
+    Py_CLEAR(self->module);
+    Py_CLEAR(self->patches);
     return 0;
 }
 
@@ -222,14 +252,10 @@ static void
 Capture_dealloc(PyObject *op)
 {
     PyTypeObject *type = Py_TYPE(op);
+    if (PyObject_CallFinalizerFromDealloc(op) < 0) {
+        return; /* it lives on */
+    }
     PyObject_GC_UnTrack(op);
-    core_state *state = core_state_by_type(type);
-    if (state == NULL) {
-        PyErr_Clear(); /* the module is gone, and with it the mark */
-    }
-    else if (state->active_capture == op) {
-        state->active_capture = NULL;
-    }
     (void)Capture_clear(op);
     type->tp_free(op);
     Py_DECREF(type);
@@ -255,10 +281,15 @@ PyDoc_STRVAR(
     "Base of precomp.Capture: the life of a capture and the exact undo of its hooks.");
 
 static PyType_Slot Capture_slots[] = {
-    {Py_tp_doc, (void *)Capture_doc}, {Py_tp_new, Capture_new},
-    {Py_tp_dealloc, Capture_dealloc}, {Py_tp_traverse, Capture_traverse},
-    {Py_tp_clear, Capture_clear},     {Py_tp_methods, Capture_methods},
-    {Py_tp_getset, Capture_getset},   {0, NULL},
+    {Py_tp_doc, (void *)Capture_doc},
+    {Py_tp_new, Capture_new},
+    {Py_tp_dealloc, Capture_dealloc},
+    {Py_tp_finalize, Capture_finalize},
+    {Py_tp_traverse, Capture_traverse},
+    {Py_tp_clear, Capture_clear},
+    {Py_tp_methods, Capture_methods},
+    {Py_tp_getset, Capture_getset},
+    {0, NULL},
 };
 
 static PyType_Spec Capture_spec = {

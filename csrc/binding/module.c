@@ -31,10 +31,16 @@ type_get_module_by_def(PyTypeObject *type, struct PyModuleDef *def)
 #define PyType_GetModuleByDef type_get_module_by_def
 #endif
 
+PyObject *
+core_module_by_type(PyTypeObject *type)
+{
+    return PyType_GetModuleByDef(type, &core_module_def);
+}
+
 core_state *
 core_state_by_type(PyTypeObject *type)
 {
-    PyObject *module = PyType_GetModuleByDef(type, &core_module_def); /* borrowed */
+    PyObject *module = core_module_by_type(type); /* borrowed */
     return module == NULL ? NULL : core_state_get(module);
 }
 

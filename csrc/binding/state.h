@@ -47,8 +47,12 @@ typedef struct {
 
 extern struct PyModuleDef core_module_def;
 
-/* Borrows *type* (any heap type of this module or a subclass of one).
-   Returns the state, or NULL with TypeError set. */
+/* Borrows *type* (any heap type of this module or a subclass of one). Returns a borrowed
+   reference to the module, or NULL with TypeError set. Never while an object is cleared
+   or deallocated: the collector may have cleared its type before. */
+PyObject *core_module_by_type(PyTypeObject *type);
+
+/* The state of that module, likewise. */
 core_state *core_state_by_type(PyTypeObject *type);
 
 /* Returns the state of *module*; never NULL. */

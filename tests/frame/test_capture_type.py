@@ -1,6 +1,8 @@
 """The C base of a capture: its life, and the exact undo of what it replaced."""
 
 import gc
+import os
+import subprocess
 import sys
 import types
 
@@ -124,6 +126,90 @@ def test_an_abandoned_active_capture_does_not_block_the_next():
     gc.collect()
     with _core.Capture() as other:
         assert other.state == "active"
+
+
+def test_an_abandoned_active_capture_leaves_no_hooks():
+    module = types.ModuleType("m")
+    module.value = 1
+    left = []
+
+    class Noting(_core.Capture):
+        def _abandon(self):
+            left.append(self.state)
+
+    for cycle in (False, True):
+        capture = Noting()
+        capture.__enter__()
+        capture.patch(module, "value", 2)
+        if cycle:
+            capture.cycle = capture
+        del capture
+        gc.collect()
+        assert module.value == 1
+    assert left == ["failed", "failed"]
+
+
+def test_an_abandoned_capture_may_fail_to_abandon(monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda info: seen.append(str(info.exc_value)))
+
+    class Failing(_core.Capture):
+        def _abandon(self):
+            raise RuntimeError("abandon")
+
+    Failing().__enter__()
+    assert seen == ["abandon"]
+    with _core.Capture() as other:
+        assert other.state == "active"
+
+
+# The collector may clear a class before the objects of it: at the exit of the interpreter, or when
+# the class goes as well.
+GONE_WITH_ITS_CLASS = """
+import gc
+from precomp import _core
+made = 0
+for base in [value for value in vars(_core).values() if isinstance(value, type)]:
+    try:
+        cls = type("Sub", (base,), {})
+        for enter in (False, True):
+            value = cls()
+            value.me = value
+            if enter and base is _core.Capture:
+                value.__enter__()
+            made += 1
+            del value
+    except TypeError:  # no base for others, or not made without arguments
+        continue
+    del cls, base
+    gc.collect()
+print(made)
+"""
+LEFT_AT_EXIT = """
+from precomp import _capture, strict
+from precomp._core import Capture
+made = [_capture.Capture(), strict.strict_no_compile(), Capture()]
+for value in made[:2]:
+    value.me = value
+made[2].__enter__()
+print(len(made))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "made"),
+    [(GONE_WITH_ITS_CLASS, 6), (LEFT_AT_EXIT, 3)],
+    ids=["collected", "at exit"],
+)
+def test_objects_that_go_together_with_their_class(program, made):
+    ran = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", program],
+        env={**os.environ, "PYTHONMALLOC": "debug"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"{made}\n", "")
 
 
 def test_captures_leak_nothing():

@@ -127,6 +127,20 @@ def test_every_heap_type_takes_part_in_collection_and_visits_its_type():
     assert wrong == []
 
 
+def test_what_goes_asks_its_type_for_nothing():
+    """The collector may clear a type before the objects of it."""
+    seen = 0
+    wrong = []
+    for path in BINDING:
+        for name, body in functions(code_of(path)).items():
+            if re.search(r"_(dealloc|clear|traverse)$", name):
+                seen += 1
+                found = re.findall(r"\b(core_\w+_by_type|PyType_GetModule\w*)\(", body)
+                wrong += [f"{short(path)}: {name} calls {call}" for call in found]
+    assert seen > 40
+    assert wrong == []
+
+
 def test_there_are_no_static_types():
     pattern = r"\bPyTypeObject\s+\w+\s*="
     assert [short(path) for path in BINDING if re.search(pattern, code_of(path))] == []
