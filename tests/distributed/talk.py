@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -22,8 +23,8 @@ import torch.distributed as dist
 import precomp
 from precomp import _core, environment
 from precomp.data import dumps
+from precomp.distributed import DEFAULT_TIMEOUT, hosts
 from precomp.distributed import finalize as finalizing
-from precomp.distributed import hosts
 from precomp.distributed.exchange import Exchange, default_group
 
 SCENARIOS: dict[str, Callable[[str], Any]] = {}
@@ -62,14 +63,14 @@ def attempt(function: Callable[[], Any]) -> Any:
         return function()
     except Exception as error:  # noqa: BLE001 (returned)
         seconds = time.monotonic() - start
-        assert seconds < 40, f"{seconds} s until {error!r}"
+        assert seconds < 30, f"{seconds} s until {error!r}"
         return [type(error).__name__, str(error), getattr(error, "differences", None)]
 
 
-def prepare(path: str) -> Any:
+def prepare(path: str, group: Any = True, timeout: float = TIMEOUT) -> Any:
     def run() -> list[str]:
-        with precomp.prepare(path, group=True, timeout=TIMEOUT) as prepared:
-            precomp.agree(prepared, timeout=TIMEOUT)
+        with precomp.prepare(path, group=group, timeout=timeout) as prepared:
+            precomp.agree(prepared, group, timeout=timeout)
             return [prepared.artifact.fingerprint]
 
     return attempt(run)
@@ -179,6 +180,8 @@ def finalize(
     name: str,
     entries: dict[str, bytes],
     problems: tuple[tuple[str, str], ...] = (),
+    group: Any = None,
+    timeout: float = TIMEOUT,
     **other: str,
 ) -> Any:
     found = {("kernel", _core.sha256(data)): (name, data) for name, data in entries.items()}
@@ -186,8 +189,9 @@ def finalize(
 
     def run() -> Any:
         written = finalizing.finalize(
-            default_group(), path, environment.current() | other, found, problems, 9, TIMEOUT
-        )
+            group or default_group(), path, environment.current() | other, found, problems, 9,
+            timeout,
+        )  # fmt: skip
         artifact = precomp.Artifact.open(written)
         return [artifact.digest, [[e.name, e.raw_size] for e in artifact.entries]]
 
@@ -284,12 +288,36 @@ def slow_rank(directory: str) -> Any:
         return exchange.all_gather(rank())
 
 
+# Where a rank dies, in this order: its number, the call that it does not survive, and the timeout
+# of those that count on it. The store runs in the process of rank 0.
+DEATHS: dict[str, tuple[int, Any, str, float]] = {
+    "before finalize": (5, Exchange, "__enter__", 4.0),
+    "in prepare": (4, Exchange, "gather", 4.0),
+    "sending": (3, Exchange, "offer", DEFAULT_TIMEOUT),
+    "writing": (0, _core, "write_artifact", 4.0),
+}
+SURVIVORS = (1, 2)
+
+
 @scenario
-def killed_in_finalize(directory: str) -> Any:
-    """The last rank dies when the others count on it."""
-    if rank() == dist.get_world_size() - 1:
-        Exchange.offer = lambda *_: os._exit(9)
-    return finalize(directory, "killed", {f"own {rank()}": str(rank()).encode()})
+def killed(directory: str) -> Any:
+    """One rank after the other is killed, while ranks 0, 1 and 2 count on it."""
+    members = {where: sorted({0, *SURVIVORS, victim}) for where, (victim, *_) in DEATHS.items()}
+    groups = {where: dist.new_group(ranks) for where, ranks in members.items()}
+    found: dict[str, Any] = {}
+    for where, (victim, holder, name, timeout) in DEATHS.items():
+        if rank() == victim:
+            print(json.dumps({"killed": found}), flush=True)
+            setattr(holder, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        if rank() not in members[where]:
+            continue
+        if where == "in prepare":
+            path = artifact(os.path.join(directory, f"prepare.{rank()}"))
+            found[where] = prepare(path, groups[where], timeout)
+        else:
+            entries = {f"own {rank()}": str(rank()).encode()}
+            found[where] = finalize(directory, "dead", entries, (), groups[where], timeout)
+    return found
 
 
 def main() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import ranks
 
@@ -133,12 +135,30 @@ def test_no_file_is_left_beside_the_artifacts(talk):
     assert [path for path in root.rglob("tmp*.precomp")] == []
 
 
-def test_ranks_end_with_one_error_when_one_is_killed(tmp_path):
-    found = ranks.run(ranks.places(tmp_path, 3), "talk.py", tmp_path, "killed_in_finalize")
-    assert found[2].returncode == 9
-    first, second = found[0].facts, found[1].facts
-    assert first == second
-    kind, text, _ = first["killed_in_finalize"]
+# Where ranks die in talk.py's "killed", and words of the error of those that count on them.
+DEATHS = {
+    "before finalize": "finalize: no answer from rank 5 within 4 s",
+    "in prepare": "prepare: no answer from rank 4 within 4 s",
+    "sending": "finalize: no answer from rank 3 within 20 s",
+    "writing": "finalize: the store of the process group does not answer any more",
+}
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """What each of six ranks, most of which were killed one after the other, found until then."""
+    root = tmp_path_factory.mktemp("killed")
+    found = ranks.run(ranks.places(root, 6), "talk.py", root, "killed")
+    assert [rank.returncode for rank in found] == [-9, 0, 0, -9, -9, -9]
+    assert list(root.glob("dead*")) == []
+    return [json.loads(rank.stdout)["killed"] for rank in found]
+
+
+@pytest.mark.parametrize("where", DEATHS)
+def test_all_ranks_end_with_one_error_when_one_is_killed(killed, where):
+    found = [rank[where] for rank in killed if where in rank]
+    assert len(found) == (2 if where == "writing" else 3)
+    kind, text, _ = found[0]
     assert kind == "PrecompError"
-    assert "finalize: no answer from rank 2 within" in text
-    assert not (tmp_path / "killed").exists()
+    assert DEATHS[where] in text
+    assert all(other == found[0] for other in found)
