@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import socket
@@ -44,10 +45,26 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def environment(place: Path, cache: Path, compiler: bool) -> dict[str, str]:
-    """Variables of a process whose HOME, TMPDIR and PATH are its own."""
+def share_headers(temporary: Path, cache: Path) -> None:
+    """Let processes with that TMPDIR use the C++ headers that others of *cache* precompiled.
+
+    Inductor keeps them under TMPDIR, wherever its caches are. Ranks of one host share TMPDIR as a
+    rule; here, where each has its own, they would compile ten seconds of headers each.
+    """
+    link = temporary / f"torchinductor_{getpass.getuser()}" / "precompiled_headers"
+    headers = cache / "headers"
+    headers.mkdir(parents=True, exist_ok=True)
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(headers)
+
+
+def environment(place: Path, cache: Path | None, compiler: bool) -> dict[str, str]:
+    """Variables of a process with a HOME, TMPDIR and PATH of its own, and caches unless given."""
     for name in ("home", "tmp", "bin"):
         (place / name).mkdir(parents=True, exist_ok=True)
+    if cache is not None:
+        share_headers(place / "tmp", cache)
+    cache = cache or place / "cache"
     found = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     found |= {
         "HOME": str(place / "home"),
@@ -87,12 +104,12 @@ def run(
     if preload is not None:
         place = root / "all"
         command = ["-m", "precomp", "run", "--ranks", str(ranks), "--preload", preload, *command]
-        env = environment(place, cache or place / "cache", compiler) | variables
+        env = environment(place, cache, compiler) | variables
         processes.append((place, [sys.executable, *command], env))
     else:
         for rank in range(ranks):
             place = root / f"rank-{rank}"
-            env = environment(place, cache or place / "cache", compiler) | group | variables
+            env = environment(place, cache, compiler) | group | variables
             env |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             processes.append((place, [sys.executable, *command], env))
     running = []

@@ -3,6 +3,9 @@
 Called by ``tools/headline``. Captures examples/recsys with two processes, then trains it with many,
 prepared and strict, each with a HOME, TMPDIR and caches of its own that are empty, and no compiler
 on PATH. Compares with a compiled and with an eager run of the same world size.
+
+``--preload`` forks the ranks of each run from one parent that imported torch (they share its empty
+caches then): for a quick check on few cores.
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ import launch  # noqa: E402
 TRAIN = ROOT / "examples" / "recsys" / "train.py"
 # Mean losses of an eager run, which adds in another order, must be this close (absolute).
 CLOSE = 1e-4
+# What forked ranks share: to be served, and to compile.
+SERVED = "torch.distributed.fsdp,torch.distributed.device_mesh"
+COMPILED = f"{SERVED},torch._dynamo,torch._inductor.compile_fx"
 
 
 def checks(prepared: launch.Run, compiled: launch.Run, eager: launch.Run) -> dict[str, bool]:
@@ -53,6 +59,9 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=16)
     parser.add_argument("--batches", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--columns", type=int, default=clicks.CATEGORIES, help="embedding tables")
+    parser.add_argument("--cache", type=Path, help="compile caches to use and fill; default: empty")
+    parser.add_argument("--preload", action="store_true", help="fork the ranks from one parent")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args()
 
@@ -60,11 +69,13 @@ def main() -> int:
         root = Path(temporary)
         log, artifact = root / "clicks.tsv", root / "dlrm.precomp"
         clicks.generate(log, rows=20_000)
-        cache = root / "cache"
-        size = ("--batch-size", options.batch_size)
+        cache = (options.cache or root / "cache").absolute()
+        size = ("--batch-size", options.batch_size, "--columns", options.columns)
         train = (log, *size, "--batches", options.batches)
 
         def go(name: str, *arguments: object, ranks: int = options.ranks, **how: Any) -> launch.Run:
+            if options.preload:
+                how["preload"] = COMPILED if "cache" in how else SERVED
             found = launch.run(TRAIN, *arguments, ranks=ranks, root=root / name, **how)
             print(
                 f"{name:<9} {ranks:>2} ranks: first step after {found.until('step 1'):6.1f} s and "

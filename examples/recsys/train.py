@@ -40,6 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=64, help="lines a rank and batch")
     parser.add_argument("--rows", type=int, default=1000, help="rows of each embedding table")
+    parser.add_argument("--columns", type=int, default=26, help="categorical columns to use")
     parser.add_argument("--eager", action="store_true", help="do not use torch.compile")
     parser.add_argument("--capture", metavar="FILE", help="record the run and write an artifact")
     parser.add_argument("--prepare", metavar="FILE", help="serve the run from an artifact")
@@ -81,7 +82,7 @@ def main() -> int:
     from dlrm import DLRM
 
     torch.manual_seed(0)
-    model = DLRM(rows=options.rows)
+    model = DLRM(columns=options.columns, rows=options.rows)
     mesh = init_device_mesh("cpu", (ranks,))
     for part in (model.tables, model.bottom, model.top):
         fully_shard(part, mesh=mesh)
@@ -102,7 +103,7 @@ def main() -> int:
             stack.enter_context(gate)
         for step in range(options.batches):
             dense, sparse, clicked = next(data)
-            logits = run(dense, sparse)
+            logits = run(dense, sparse[:, : options.columns])
             loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, clicked)
             optimizer.zero_grad()
             loss.backward()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import ranks
-from processes import differences
+from processes import Place, differences
 
 from precomp import Artifact
 
@@ -39,18 +39,31 @@ def test_ranks_store_one_artifact(all_cases, name):
         assert Artifact.open(all_cases.directory / f"{name}.{rank}.precomp").digest == whole.digest
 
 
-@pytest.mark.parametrize("count", [1, 3, 4])
+@pytest.mark.parametrize("count", [1, 3, 4, 16])
 def test_an_artifact_of_two_ranks_serves_other_world_sizes(
     all_cases, inductor_cache, tmp_path, count
 ):
     names = ("fsdp_compiled_model", "fsdp_remainder", "ddp_one_bucket")
-    compiling = ranks.places(tmp_path / "compile", count, cache=inductor_cache)
-    serving = ranks.places(tmp_path / "serve", count, compiler=False)
-    compiled = ranks.run(compiling, "worker.py", "compiled", *names, timeout=900)
-    served = ranks.run(serving, "worker.py", "serve", all_cases.directory, *names)
+    compiling = Place(tmp_path / "compile", cache=inductor_cache)
+    serving = Place(tmp_path / "serve", compiler=False)
+    compiled = ranks.forked(compiling, count, ranks.COMPILED, "worker.py", "compiled", *names)
+    served = ranks.forked(
+        serving, count, ranks.SERVED, "worker.py", "serve", all_cases.directory, *names
+    )
     for one, other in zip(compiled, served, strict=True):
-        assert other.facts["violations"] == other.facts["missing"] == []
-        assert differences(one.facts["results"], other.facts["results"]) == []
+        assert one["errors"] == other["errors"] == {}
+        assert other["violations"] == other["missing"] == other["spawns"] == []
+        assert differences(one["results"], other["results"]) == []
+
+
+def test_an_artifact_of_16_ranks_is_the_same_file(all_cases, inductor_cache, tmp_path):
+    names = ("fsdp_compiled_model", "ddp_buckets")
+    place = Place(tmp_path, cache=inductor_cache)
+    captured = ranks.forked(place, 16, ranks.COMPILED, "worker.py", "capture", place.work, *names)
+    assert [rank["errors"] for rank in captured] == [{}] * 16
+    for name in names:
+        files = (d / f"{name}.precomp" for d in (all_cases.directory, place.work))
+        assert len({Artifact.open(file).digest for file in files}) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import ranks
 from processes import Place, differences
+
+from precomp import Artifact
 
 PROGRAM = """\
 import atexit, sys, time
@@ -34,15 +34,20 @@ def run(place, *words):
 
 def test_forked_ranks_are_served_bit_for_bit(few, place):
     name = "fsdp_compiled_model"
-    words = (ranks.SCRIPTS / "worker.py", "serve", few.directory, name)
-    done = run(place, "--preload", "torch.distributed.fsdp", *words)
-    assert done.returncode == 0, done
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    served = sorted(found, key=lambda facts: facts["rank"])
+    served = ranks.forked(place, 2, ranks.SERVED, "worker.py", "serve", few.directory, name)
     for one, other in zip(few.captured, served, strict=True):
         assert other["errors"] == {}
         assert other["violations"] == other["missing"] == other["spawns"] == []
         assert differences(one["results"][name], other["results"][name]) == []
+
+
+def test_an_artifact_of_more_ranks_is_the_same_file(few, inductor_cache, tmp_path):
+    name = "fsdp_blocks_before"
+    place = Place(tmp_path, cache=inductor_cache)
+    captured = ranks.forked(place, 4, ranks.COMPILED, "worker.py", "capture", place.work, name)
+    assert [rank["errors"] for rank in captured] == [{}] * 4
+    two, four = (Artifact.open(d / f"{name}.precomp") for d in (few.directory, place.work))
+    assert two.digest == four.digest
 
 
 def test_a_rank_ends_as_a_program_does_and_its_failure_ends_all(place):

@@ -13,6 +13,9 @@ from typing import Any
 from processes import Place
 
 SCRIPTS = Path(__file__).parents[1] / "distributed"
+# What forked ranks share: to be served, and to compile.
+SERVED = "torch.distributed.fsdp,torch.distributed.device_mesh"
+COMPILED = f"{SERVED},torch._dynamo,torch._inductor.compile_fx"
 
 
 @dataclass
@@ -61,6 +64,20 @@ def run(places: list[Place], script: str, *args: object, timeout: float = 300) -
             raise AssertionError(f"did not end in {timeout} s\n{out}\n{err}") from None
         ranks.append(Rank(process.returncode, out, err))
     return ranks
+
+
+def forked(
+    place: Place, count: int, preload: str, script: str, *args: object, timeout: float = 600
+) -> list[Any]:
+    """What *script* printed in *count* ranks of *place*, forked from one parent; by rank."""
+    done = place.run(
+        "-m", "precomp", "run", "--ranks", count, "--preload", preload, SCRIPTS / script, *args,
+        timeout=timeout,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(found) == count, done
+    return sorted(found, key=lambda facts: facts["rank"])
 
 
 def places(root: Path, count: int, **options: Any) -> list[Place]:

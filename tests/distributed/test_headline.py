@@ -1,0 +1,61 @@
+"""tools/headline: one artifact of two ranks trains a recommendation model on more, unchanged."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+from processes import Place
+
+TOOLS = Path(__file__).parents[2] / "tools"
+
+
+def test_the_headline_holds(tmp_path, inductor_cache):
+    place = Place(tmp_path)
+    words = ("--ranks", 4, "--batches", 20, "--columns", 4, "--preload", "--cache", inductor_cache)
+    done = place.run(TOOLS / "headline.py", *words, "--json", "found.json", timeout=900)
+    assert done.returncode == 0, done
+    found = json.loads((place.work / "found.json").read_text())
+    assert (found["ranks"], found["batches"]) == (4, 20)
+    assert len(found["checks"]) == 8
+    assert [claim for claim, held in found["checks"].items() if not held] == []
+
+
+# What spoils each claim: the run, the fact, and what is found instead on one rank.
+SPOILED = {
+    "0 compile ids": ("prepared", "compile_ids", 1),
+    "0 cache lookups": ("prepared", "cache_lookups", 1),
+    "0 subprocesses": ("prepared", "subprocesses", ["subprocess.Popen ('g++',)"]),
+    "0 violations": ("prepared", "violations", ["[trace] f"]),
+    "0 misses": ("prepared", "missing", ["f"]),
+    "losses bit-equal": ("prepared", "losses", ["0x1.8p-1"]),
+    "parameters bit-equal": ("compiled", "parameters", "other"),
+    "mean losses within": ("eager", "mean_losses", [0.7503]),
+    "the compiled run did compile": ("compiled", "compile_ids", 0),
+}
+
+
+@pytest.mark.parametrize("words", SPOILED)
+def test_each_claim_of_the_headline_can_fail(monkeypatch, words):
+    monkeypatch.syspath_prepend(TOOLS)
+    headline = importlib.import_module("headline")
+    facts = {
+        "losses": ["0x1.0p-1"], "mean_losses": [0.75], "parameters": "same", "violations": [],
+        "missing": [], "subprocesses": [], "compile_ids": 0, "cache_lookups": 0,
+    }  # fmt: skip
+    reports = {name: [copy.deepcopy(facts) for _ in range(2)] for name in ("prepared", "eager")}
+    reports["compiled"] = [{**facts, "compile_ids": 6} for _ in range(2)]
+
+    def broken() -> list[str]:
+        runs = {name: headline.launch.Run(0.0, 0.0, rows, "") for name, rows in reports.items()}
+        return [claim for claim, held in headline.checks(**runs).items() if not held]
+
+    assert broken() == []
+    run, fact, value = SPOILED[words]
+    rank = 0 if fact == "mean_losses" else 1  # one mean of all ranks
+    reports[run][rank][fact] = value
+    (claim,) = broken()
+    assert words in claim
