@@ -48,6 +48,7 @@ class Capture(_core.Capture):
         from precomp.freeze.guards import GuardRecorder
         from precomp.freeze.plan_recorder import PlanRecorder
         from precomp.freeze.precompiled import PrecompiledWatch
+        from precomp.freeze.triton import LaunchRecorder
 
         api = torch_api.capture()
         self._environment = environment.current()
@@ -61,6 +62,8 @@ class Capture(_core.Capture):
         self._plans.install(self.patch)
         self._frames.install(self.patch)
         kernel.install(self.patch)
+        self._launches = LaunchRecorder()
+        self._launches.install(self.patch)
         self._precompiled.install()
 
     def _end(self) -> None:
@@ -103,11 +106,16 @@ class Capture(_core.Capture):
             skips = freezer.freeze_skips()
             record = rules(skips, helpers.collect(sorted(freezer.helpers)), freezer.order)
             store.add("rules", "rules", dumps(record))
+            launched = self._launches.freeze(store)
             kinds = [kind for kind, _ in store.entries]
             images = {name for (kind, _), (name, _) in store.entries.items() if kind == "cubin"}
             if images:
                 self._environment["gpu"] = environment.OR.join(sorted(images))
-            problems = [*self._precompiled.problems(), *freezer.problems]
+            problems = [
+                *self._precompiled.problems(),
+                *freezer.problems,
+                *self._launches.problems,
+            ]
             report = CaptureReport(
                 frames=tuple(qualname(frame.original) for frame in self._frames.converted),
                 skipped=tuple(sorted({row[4] for row in skips})),
@@ -115,6 +123,7 @@ class Capture(_core.Capture):
                 plans=kinds.count("plan"),
                 modules=kinds.count("module"),
                 kernels=kinds.count("kernel"),
+                triton=launched,
             )
             self._frozen = (store, report)
         return self._frozen

@@ -256,6 +256,29 @@ class CudaLauncher:
     def __new__(cls, library: CudaLibrary, record: dict[str, Any]) -> CudaLauncher: ...
     def __call__(self, *args: Any, stream: int) -> None: ...
 
+# triton_dispatch.c, triton_key.c
+@final
+class TritonDispatch:
+    miss: Callable[..., Any]
+    def __new__(
+        cls,
+        parameters: tuple[tuple[Any, ...], ...],
+        elements: dict[Any, str],
+        element: Callable[[Any], str],
+        constant: Callable[[Any, bool], str | None],
+        miss: Callable[..., Any],
+        load: Callable[[Any], CudaLauncher],
+        device: Callable[[], int],
+        stream: Callable[[int], int],
+        archs: tuple[int, ...],
+        watched: tuple[tuple[Any, str, Any], ...],
+        empty: tuple[list[Any], ...],
+        globals: tuple[tuple[dict[str, Any], str, Any, bool], ...],
+    ) -> TritonDispatch: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def add(self, arch: int, words: tuple[str, ...], value: Any, /) -> None: ...
+    def describe(self, *args: Any, **kwargs: Any) -> tuple[str | None, ...]: ...
+
 def cuda_devices() -> tuple[tuple[int, int], ...]: ...
 def cuda_driver(path: str | bytes, /) -> None: ...
 def strip_cubin(image: Buffer, /) -> bytes: ...

@@ -44,7 +44,7 @@ class Prepared:
 
         run = runtime()
         served, rest = run.coverage(self._loaded)
-        return Coverage(tuple(served), tuple(rest), tuple(run.missing))
+        return Coverage(tuple(served), tuple(rest), run.missed())
 
     def report(self) -> PrepareReport:
         """What prepare did and what was served so far."""
@@ -210,7 +210,7 @@ def _prepare(
     run = serve_runtime()
     standin.install([row for rules in loaded.rules for row in rules["helpers"]])
     run.add(loaded)
-    run.lean = runtime == "lean"
+    run.set_lean(runtime == "lean")
     surface.install()
     seconds["install"] = clock() - start
 
@@ -220,7 +220,7 @@ def _prepare(
         if not _active:
             surface.uninstall()
             standin.uninstall()
-            run.lean = False
+            run.set_lean(False)
             watch: Any = sys.modules.get("precomp.distributed.watch")
             if watch is not None:
                 watch.stop()

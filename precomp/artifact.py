@@ -19,7 +19,8 @@ from precomp.errors import EnvironmentMismatchError
 # so an entry is served only where its own value holds.
 MAY_DIFFER = ("threads",)
 
-# Between the values of such a field in a merged artifact.
+# The kinds of entries that a program asks for by itself; the others are what they use.
+ROOTS = ("frame", "triton", "tuned")
 
 
 @dataclass(frozen=True, order=True)
@@ -113,7 +114,10 @@ class Artifact:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 (hex) over the digests of all frames, which cover everything they use."""
+        """sha256 (hex) over the digests of all frames and launches of Triton kernels.
+
+        They cover everything that these use.
+        """
         return self._core.fingerprint
 
     @property

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from precomp.artifact import Artifact
+from precomp.artifact import ROOTS, Artifact
 from precomp.errors import BindingError
 from precomp.files import Replacement
 
@@ -38,9 +38,9 @@ _Path = str | os.PathLike[str]
 class Binding:
     """What is recorded with a model file.
 
-    ``fingerprint``: that of the artifact. ``frames``: digests of its frames, sorted, of which the
-    fingerprint is the sha256: they tell an artifact that was merged from it. ``where``: the file
-    that holds the record.
+    ``fingerprint``: that of the artifact. ``frames``: digests of its frames and of its launches of
+    Triton kernels, sorted, of which the fingerprint is the sha256: they tell an artifact that was
+    merged from it. ``where``: the file that holds the record.
     """
 
     fingerprint: str
@@ -136,7 +136,7 @@ def require_bound(model_file: _Path, artifact: Artifact) -> None:
 
 
 def _frames(artifact: Artifact) -> tuple[str, ...]:
-    return tuple(sorted(entry.digest for entry in artifact.entries if entry.kind == "frame"))
+    return tuple(sorted(entry.digest for entry in artifact.entries if entry.kind in ROOTS))
 
 
 def _is_safetensors(path: str) -> bool:

@@ -11,7 +11,8 @@ class CaptureReport:
 
     ``frames``: qualified names in order of conversion. ``skipped``: functions that run as they are.
     ``problems``: ``(function, reason)`` of what cannot be frozen. ``kernels``, ``plans``,
-    ``modules``: counts of distinct entries. ``size``: bytes of the artifact, 0 before finalize.
+    ``modules``: counts of distinct entries. ``triton``: kernels of triton.jit that the program
+    launched itself. ``size``: bytes of the artifact, 0 before finalize.
     """
 
     frames: tuple[str, ...]
@@ -21,17 +22,20 @@ class CaptureReport:
     modules: int = 0
     kernels: int = 0
     size: int = 0
+    triton: tuple[str, ...] = ()
 
     @property
     def empty(self) -> bool:
         """Nothing at all was compiled: the program runs eagerly, in a prepared process too."""
-        return not self.frames
+        return not self.frames and not self.triton
 
     def __str__(self) -> str:
         lines = [
             f"captured {len(self.frames)} frame(s), {self.plans} plan(s), "
             f"{self.modules} module(s), {self.kernels} kernel(s), {self.size} bytes"
         ]
+        if self.triton:
+            lines.append(f"captured launches of Triton kernels: {', '.join(self.triton)}")
         if self.empty:
             lines.append(
                 "nothing was compiled: torch skipped every frame "
@@ -45,7 +49,8 @@ class CaptureReport:
 class Coverage:
     """How the entries of an artifact met the program.
 
-    ``served``: frames that were served. ``never_asked``: entries that no call asked for.
+    ``served``: frames, and specialisations of Triton kernels, that were served. ``never_asked``:
+    entries that no call asked for.
     ``missing``: ``(function, reason)`` of calls that asked for something the artifact lacks.
     """
 

@@ -32,6 +32,12 @@ void core_cuda_torch_clear(core_cuda_torch *torch);
 int core_cuda_pack(const core_cuda_torch *torch, char code, PyObject *argument,
                    uint64_t *slot, int *device);
 
+/* Address and Triton's name of the element type of *argument* if its type is exactly one of
+   torch's, on any device; *element* is NULL if only the tensor itself can tell. Returns 1,
+   or 0 if it must be found otherwise. Sets no exception. */
+int core_cuda_look(const core_cuda_torch *torch, PyObject *argument, uint64_t *address,
+                   const char **element);
+
 /* Gives the pending exception the name of the kernel and the position of the argument. */
 void core_cuda_explain(const char *label, Py_ssize_t position);
 

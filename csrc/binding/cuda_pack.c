@@ -107,6 +107,42 @@ core_cuda_torch_clear(core_cuda_torch *torch)
     Py_CLEAR(torch->capsule);
 }
 
+/* Triton's names of the element types of DLPack (DLDataTypeCode). */
+static const struct {
+    uint8_t code;
+    uint8_t bits;
+    const char *name;
+} elements[] = {
+    {0, 8, "i8"},    {0, 16, "i16"},  {0, 32, "i32"}, {0, 64, "i64"},  {1, 8, "u8"},
+    {1, 16, "u16"},  {1, 32, "u32"},  {1, 64, "u64"}, {2, 16, "fp16"}, {2, 32, "fp32"},
+    {2, 64, "fp64"}, {4, 16, "bf16"}, {6, 8, "u1"},
+};
+
+int
+core_cuda_look(const core_cuda_torch *torch, PyObject *argument, uint64_t *address,
+               const char **element)
+{
+    dl_tensor view;
+    const dl_exchange *exchange = torch->exchange;
+    PyObject *type = (PyObject *)Py_TYPE(argument);
+    if (exchange == NULL || (type != torch->tensor && type != torch->parameter)) {
+        return 0;
+    }
+    if (exchange->tensor_from(argument, &view) != 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    *address = (uint64_t)(uintptr_t)view.data + view.byte_offset;
+    *element = NULL;
+    for (size_t i = 0; i < sizeof(elements) / sizeof(*elements); i++) {
+        if (view.type_lanes == 1 && elements[i].code == view.type_code &&
+            elements[i].bits == view.type_bits) {
+            *element = elements[i].name;
+        }
+    }
+    return 1;
+}
+
 /* The address of the memory of *tensor*, whose type is exactly torch's. */
 static int
 tensor_address(const core_cuda_torch *torch, PyObject *tensor, uint64_t *slot,

@@ -150,6 +150,7 @@ core_exec(PyObject *module)
         core_add_artifact, core_add_codec,   core_add_code_digest,  core_add_guard_tape,
         core_add_tap,      core_add_capture, core_add_frame_server, core_add_plan,
         core_add_kernel,   core_add_gate,    core_add_cuda,         core_add_bound_call,
+        core_add_triton,
     };
     core_state *state = core_state_get(module);
     state->errors = PyImport_ImportModule("precomp.errors");

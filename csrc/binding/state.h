@@ -98,5 +98,6 @@ int core_add_gate(PyObject *module);
 int core_add_tap(PyObject *module);
 int core_add_cuda(PyObject *module);
 int core_add_bound_call(PyObject *module);
+int core_add_triton(PyObject *module);
 
 #endif

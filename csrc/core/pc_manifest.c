@@ -416,6 +416,18 @@ compare_digests(const void *a, const void *b)
     return memcmp(a, b, PC_DIGEST_SIZE);
 }
 
+bool
+pc_kind_is_root(const char *kind)
+{
+    static const char *const roots[] = {"frame", "triton", "tuned"};
+    for (size_t i = 0; i < sizeof(roots) / sizeof(*roots); i++) {
+        if (strcmp(kind, roots[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 pc_status
 pc_manifest_fingerprint(const pc_entry *entries, size_t count,
                         char fingerprint[PC_HEX_SIZE], pc_error *error)
@@ -429,7 +441,7 @@ pc_manifest_fingerprint(const pc_entry *entries, size_t count,
         return pc_fail(error, PC_NO_MEMORY, "no memory for the fingerprint");
     }
     for (size_t i = 0; i < count; i++) {
-        if (strcmp(entries[i].kind, PC_KIND_FRAME) == 0) {
+        if (pc_kind_is_root(entries[i].kind)) {
             memcpy(digests[frames++], entries[i].digest, PC_DIGEST_SIZE);
         }
     }

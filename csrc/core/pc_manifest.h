@@ -10,8 +10,9 @@
 #define PC_MAX_NAME 512                      /* bytes of an entry's name */
 #define PC_MAX_KIND 32                       /* bytes of an entry's kind */
 
-/* The kind whose entries make the fingerprint. */
-#define PC_KIND_FRAME "frame"
+/* Tells whether entries of *kind* make the fingerprint: those that a program asks for by
+   itself. The others are what they use. */
+bool pc_kind_is_root(const char *kind);
 
 typedef struct {
     const char *key;   /* UTF-8 without NUL */
@@ -64,7 +65,7 @@ bool pc_kind_valid(const char *kind, size_t length);
 /* <0, 0, >0: the order of entries in a manifest. */
 int pc_entry_compare(const pc_entry *a, const pc_entry *b);
 
-/* sha256 (hex) of the digests (hex) of the entries of kind "frame", sorted and joined
+/* sha256 (hex) of the digests (hex) of the entries whose kind is a root, sorted and joined
    by newlines. */
 pc_status pc_manifest_fingerprint(const pc_entry *entries, size_t count,
                                   char fingerprint[PC_HEX_SIZE], pc_error *error);

@@ -10,7 +10,8 @@ from precomp import data
 from precomp.artifact import Artifact, Entry
 from precomp.errors import ArtifactCorruptError
 
-KINDS = ("frame", "plan", "module", "rules")  # the kinds whose bytes are a record
+# The kinds whose bytes are a record.
+KINDS = ("frame", "plan", "module", "rules", "triton", "tuned")
 
 
 def read(artifact: Artifact, entry: Entry) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from precomp.after_import import after_import
 from precomp.cli import fail, message
-from precomp.cli.imports import after_import
 from precomp.cli.ranks import KeptGroup
 from precomp.errors import CompileViolation, PrecompError
 

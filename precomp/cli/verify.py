@@ -49,6 +49,10 @@ def _links(artifact: Artifact, entry: Entry) -> list[tuple[str, Any]]:
         elif entry.kind == "module":
             links = [("kernel", digest) for _, digest in record["kernels"]]
             links += [("cubin", launch["cubin"]) for _, launch in record.get("cuda", ())]
+        elif entry.kind == "triton":
+            links = [("cubin", record["launch"]["cubin"])]
+        elif entry.kind == "tuned":
+            links = []
         elif entry.kind == "rules":
             links = [("frame", digest) for digest in record["order"]]
         else:

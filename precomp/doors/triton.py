@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 from precomp.doors import Door, Trip, brief, short
@@ -45,6 +46,17 @@ def _changes(function: Any, device: Any, new: dict[str, str]) -> str:
     return "; ".join(best) if best else "the launch options changed (num_warps, num_stages, ...)"
 
 
+def _nothing(_: Any) -> str:
+    return ""
+
+
+frozen_kernel: Callable[[Any], str] = _nothing
+"""Why a launch of a kernel is not served; precomp.serve.triton puts its answer here."""
+
+frozen_choice: Callable[[Any], str] = _nothing
+"""The same of an autotuner."""
+
+
 def _kernel(args: dict[str, Any]) -> Trip:
     function = args["self"]
     new = _signature(function.arg_names, args["signature"], args["attrs"], args["constexprs"])
@@ -54,6 +66,7 @@ def _kernel(args: dict[str, Any]) -> Trip:
         why = f"not launched before; signature ({listed})"
     else:
         why = f"new specialisation: {_changes(function, args['device'], new)}; ({listed})"
+    why = frozen_kernel(function) or why
     return Trip(f"Triton kernel {function.__name__}", short(why, 600), _HINT)
 
 
@@ -119,9 +132,10 @@ def _bench(args: dict[str, Any]) -> Trip:
     key = ", ".join(
         f"{name}={brief(values[name])}" for name in getattr(tuner, "keys", ()) if name in values
     )
+    why = f"no best config for key ({key}); tuned so far: {brief(keys) if keys else 'nothing'}"
     return Trip(
         f"@triton.autotune of {getattr(function, '__name__', function)}",
-        f"no best config for key ({key}); tuned so far: {brief(keys) if keys else 'nothing'}",
+        "; ".join(filter(None, (why, frozen_choice(tuner)))),
         "tune it before the gate, or capture the choice",
     )
 

@@ -38,7 +38,7 @@ def freeze_launch(autotuner: Any, store: Store) -> dict[str, Any]:
     if meta.get("device_type", "cuda") != "cuda":
         raise Unsupported(f"a Triton kernel for {meta['device_type']}")
     static = isinstance(kernel, torch_api.capture().StaticTritonKernel)
-    launch = _static_launch(kernel) if static else _launch(kernel)
+    launch = _static_launch(kernel) if static else launch_of(kernel)
     names, constants = (
         (kernel.arg_names, frozenset(kernel.full_constexprs))
         if static
@@ -63,7 +63,7 @@ def freeze_launch(autotuner: Any, store: Store) -> dict[str, Any]:
         "cubin": store.add("cubin", f"sm_{arch}", image),
         "arch": arch,
         "args": len(arguments),
-        "codes": "".join(_code(signature[name]) for name in parameters),
+        "codes": "".join(parameter_code(signature[name]) for name in parameters),
         "select": tuple(arguments.index(name) for name in parameters),
         "grid": compile_grid(grid.prefix, (grid.x_grid, grid.y_grid, grid.z_grid), arguments),
         "tensormaps": (),
@@ -101,8 +101,8 @@ def _static_launch(kernel: Any) -> dict[str, Any]:
     }
 
 
-def _launch(kernel: Any) -> dict[str, Any]:
-    """The same of a kernel as Triton holds it."""
+def launch_of(kernel: Any) -> dict[str, Any]:
+    """How a kernel is launched, of one as Triton holds it."""
     meta = kernel.metadata
     scratch = []
     for name in ("global_scratch", "profile_scratch"):
@@ -123,7 +123,7 @@ def _launch(kernel: Any) -> dict[str, Any]:
     }
 
 
-def _code(kind: str) -> str:
+def parameter_code(kind: str) -> str:
     if kind.startswith("*"):
         return "P"
     try:

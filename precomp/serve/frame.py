@@ -19,7 +19,7 @@ from typing import Any
 from precomp import _core, torch_api
 from precomp.data import loads
 from precomp.errors import CompileViolation
-from precomp.serve import guards, live, source, standin
+from precomp.serve import guards, live, source, standin, triton
 from precomp.serve import module as modules
 from precomp.serve import plan as plans
 from precomp.serve.kernel import KernelTable
@@ -44,6 +44,10 @@ class Loaded:
             (kind, kind, digest) for kind in ("kernel", "cubin") for digest in kinds.get(kind, ())
         )
         self.kernel = KernelTable(self)
+        self.triton, self.tuned = (
+            triton.entries_of(blobs, kinds.get(kind, []), self.kernel.launcher)
+            for kind in ("triton", "tuned")
+        )
         self._modules: dict[str, Callable[..., Any]] = {}
         self._plans: dict[str, Callable[..., Any]] = {}
 
@@ -127,6 +131,10 @@ class Runtime:
         self.skip = self.api.FrameExecStrategy(action.SKIP, action.DEFAULT)
         standin.on_materialize(self.join_compiler)
 
+    def set_lean(self, lean: bool) -> None:
+        """Whether a miss raises instead of compiling."""
+        self.lean = triton.server().lean = lean
+
     # -- artifacts come and go
 
     def add(self, loaded: Loaded) -> None:
@@ -134,9 +142,11 @@ class Runtime:
         with self.lock:
             self.loaded.append(loaded)
             self._index()
+        triton.server().add(loaded.triton, loaded.tuned)
 
     def remove(self, loaded: Loaded) -> None:
         """Serve *loaded* no longer: its code leaves torch's caches, its globals their modules."""
+        triton.server().remove(loaded.triton, loaded.tuned)
         with self.lock:
             self.loaded.remove(loaded)
             for code, _ in self._installed.values():
@@ -455,14 +465,20 @@ class Runtime:
             manager.__class__ = real.DeletedGuardManagerWrapper
 
     def coverage(self, loaded: Loaded) -> tuple[list[str], list[str]]:
-        """Names of the frames of *loaded* that were served, and of those that were not."""
+        """Names of the frames and Triton kernels of *loaded* that were served, and of the rest."""
         counts: collections.Counter[int] = collections.Counter()
         for server in self.servers:
             counts.update(server.served)
         counts.update({e.number: e.bound for e in loaded.frames})
         served = [e.record["name"] for e in loaded.frames if counts[e.number]]
         rest = [e.record["name"] for e in loaded.frames if not counts[e.number]]
+        for entry in (*loaded.triton, *loaded.tuned):
+            (served if entry.served else rest).append(entry.name)
         return served, rest
+
+    def missed(self) -> tuple[tuple[str, str], ...]:
+        """(function, reason) of every call that asked for something that is not there."""
+        return (*self.missing, *triton.server().missing)
 
 
 _runtime: Runtime | None = None

@@ -2,7 +2,7 @@
 
 ``common.py`` holds the tables ``SERVE``, ``COMPILER`` and ``CAPTURE`` (own name ->
 ``"module:attribute.path"``) and those of the stand-in; one file per supported torch minor holds
-what differs there. ``serve()`` imports torch core only, the others its compiler.
+what differs there. ``serve()`` and ``cuda()`` import torch core only, the others its compiler.
 """
 
 from __future__ import annotations
@@ -89,6 +89,12 @@ def serve() -> SimpleNamespace:
 def capture() -> SimpleNamespace:
     """Private names of torch and its compiler used while capturing."""
     return SimpleNamespace(**_resolve(tables().CAPTURE))
+
+
+@functools.cache
+def cuda() -> SimpleNamespace:
+    """Private names of a torch with CUDA, used while serving launches of Triton kernels."""
+    return SimpleNamespace(**_resolve(tables().CUDA))
 
 
 @functools.cache

@@ -110,6 +110,12 @@ SERVE: dict[str, str] = {
     "DISABLE_JUSTKNOBS": "torch._utils_internal:DISABLE_JUSTKNOBS",
 }
 
+# Names that a torch without CUDA lacks.
+CUDA: dict[str, str] = {
+    "device": "torch._C:_cuda_getDevice",
+    "stream": "torch._C:_cuda_getCurrentRawStream",
+}
+
 # What torch's guard classes read of a module of settings for each node and guard they make.
 GUARD_CONFIG_MODULE = "torch._dynamo.config"
 GUARD_CONFIG: tuple[str, ...] = (

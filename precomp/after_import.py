@@ -47,9 +47,20 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def after_import(name: str, then: Callable[[], None]) -> None:
-    """Call *then* at the end of the first import of the module *name*; now if it is there."""
-    if name in sys.modules:
+def after_import(name: str, then: Callable[[], None]) -> Callable[[], None]:
+    """Call *then* at the end of the first import of the module *name*; now if it is there.
+
+    Returns a function that gives up waiting for the import.
+    """
+    module = sys.modules.get(name)
+    if module is not None and not getattr(module.__spec__, "_initializing", False):
         then()
-    else:
-        sys.meta_path.insert(0, _Finder(name, then))
+        return lambda: None
+    finder = _Finder(name, then)
+    sys.meta_path.insert(0, finder)
+
+    def cancel() -> None:
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+
+    return cancel

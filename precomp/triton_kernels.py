@@ -1,0 +1,300 @@
+"""What identifies a kernel of ``triton.jit`` and its specialisations, in both processes.
+
+The only file besides ``precomp.doors`` that names Triton's own attributes; it imports nothing of
+Triton itself. Words are those of ``_core.TritonDispatch`` (docs/internals.md, section 4.8).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from precomp import _core
+from precomp.data import dumps
+
+# Options of a launch that name files.
+REFUSED_OPTIONS = ("extern_libs", "ir_override")
+
+
+class NoForm(Exception):
+    """Something of a kernel that has no frozen form; the message says what."""
+
+
+def module(name: str) -> Any:
+    """The module ``triton.<name>``, which is there wherever a kernel is."""
+    return sys.modules[f"triton.{name}"]
+
+
+# ------------------------------------------------------------------ constants
+
+
+def constant_word(value: Any, declared: bool = True) -> str:
+    """The text of a constant, as C has it. Raises NoForm."""
+    if value is None:
+        return "N"
+    if type(value) is bool:
+        return "T" if value else "F"
+    if type(value) is int:
+        return f"i{value}"
+    if type(value) is float:
+        return f"f{value!r}"
+    if type(value) is str:
+        return f"s{len(value.encode())}:{value}"
+    if isinstance(value, tuple):
+        name = "" if type(value) is tuple else type(value).__name__
+        return f"{name}({''.join(constant_word(item, declared) + ',' for item in value)})"
+    text = described(value, declared)
+    if text is None:
+        raise NoForm(f"a constant of type {type(value).__qualname__}")
+    return f"o{len(text.encode())}:{text}"
+
+
+def described(value: Any, declared: bool) -> str | None:
+    """The text of a constant that is not plain; None if it has none.
+
+    *declared*: it belongs to a ``tl.constexpr`` parameter or to an option.
+    """
+    try:
+        if isinstance(value, module("language").constexpr):
+            return f"constexpr {constant_word(value.value)}"
+        if isinstance(value, module("runtime.jit").JITCallable):
+            return f"function {source_digest(source(value))}"
+    except NoForm:
+        return None
+    return f"dtype {value}" if declared and isinstance(value, module("language").dtype) else None
+
+
+def element(dtype: Any) -> str:
+    """Triton's name of an element type. Raises KeyError if it has none."""
+    name: str = module("_utils").canonicalize_dtype(dtype)
+    return name
+
+
+# ------------------------------------------------------------------ kernels
+
+
+def full_name(function: Any) -> str:
+    """``module.qualname`` of a kernel."""
+    return f"{function.fn.__module__}.{function.fn.__qualname__}"
+
+
+def parameters(function: Any) -> tuple[tuple[Any, ...], ...]:
+    """The parameters of a kernel as ``_core.TritonDispatch`` takes them. Raises NoForm."""
+    rows = []
+    for parameter, declared in zip(
+        function.params, function.signature.parameters.values(), strict=True
+    ):
+        if declared.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            raise NoForm(f"a variable number of arguments (parameter {parameter.name})")
+        row = (
+            parameter.name,
+            None if parameter.is_constexpr else parameter.annotation_type or None,
+            parameter.is_constexpr,
+            not parameter.do_not_specialize,
+            not parameter.do_not_specialize_on_alignment,
+            parameter.is_const,
+        )
+        rows.append((*row, parameter.default) if parameter.has_default else row)
+    return tuple(rows)
+
+
+def source(function: Any) -> dict[str, Any]:
+    """What the code of a kernel depends on, as plain data. Raises NoForm.
+
+    ``key`` is Triton's own digest: the source of the kernel and of all that it calls, the lines
+    where they begin, and the constexpr globals that they read. ``globals`` are all variables that
+    they read, ``parameters`` is what decorator and annotations say of the parameters.
+    """
+    key = function.cache_key
+    found = {}
+    for (name, _), (value, _) in function.used_global_vals.items():
+        try:
+            found[name] = _global_word(value)
+        except NoForm as error:
+            raise NoForm(f"the global variable {name}: {error}") from None
+    rows: tuple[tuple[Any, ...], ...] = ()
+    if hasattr(function, "params"):
+        rows = tuple(
+            (*row[:6], *(constant_word(value) for value in row[6:])) for row in parameters(function)
+        )
+    return {"key": key, "globals": tuple(sorted(found.items())), "parameters": rows}
+
+
+def source_digest(record: dict[str, Any]) -> str:
+    """sha256 (hex) of what ``source`` found."""
+    return hashlib.sha256(dumps(record)).hexdigest()
+
+
+def _global_word(value: Any) -> str:
+    if type(value) is list:
+        return f"[{''.join(_global_word(item) + ',' for item in value)}]"
+    return constant_word(value)
+
+
+def variables(function: Any) -> tuple[tuple[dict[str, Any], str, Any, bool], ...]:
+    """The globals that a kernel reads, as ``_core.TritonDispatch`` watches them.
+
+    Triton compares their values at each launch. Where a value cannot change in place, it is
+    enough that it is the same object.
+    """
+    rows = []
+    for (name, _), (value, scope) in function.used_global_vals.items():
+        now = scope.get(name)
+        same = type(now) is type(value) and now == value
+        fixed = same and type(value) in (bool, int, float, str)
+        rows.append((scope, name, now if fixed else value, fixed))
+    return tuple(rows)
+
+
+# ------------------------------------------------------------------ settings
+
+
+def settings(function: Any) -> dict[str, Any]:
+    """What else decides how Triton compiles a kernel, as plain data."""
+    knobs = module("knobs")
+    native = sys.modules["triton._C.libtriton"]
+    return {
+        "triton": str(sys.modules["triton"].__version__),
+        "debug": bool(function.debug or knobs.runtime.debug),
+        "instrumentation": str(knobs.compilation.instrumentation_mode),
+        "environment": tuple(sorted(native.get_cache_invalidating_env_vars().items())),
+    }
+
+
+def watched() -> tuple[tuple[Any, str, Any], ...]:
+    """Attributes that Triton reads at each launch, with their values now."""
+    knobs = module("knobs")
+    names = ("debug", "launch_enter_hook", "launch_exit_hook", "add_stages_inspection_hook")
+    rows = [(knobs.runtime, name) for name in names if hasattr(knobs.runtime, name)]
+    rows.append((knobs.compilation, "instrumentation_mode"))
+    return tuple((owner, name, getattr(owner, name)) for owner, name in rows)
+
+
+def hooks(function: Any) -> tuple[list[Any], ...]:
+    """The lists of functions that Triton calls at a launch. Raises NoForm if there is another."""
+    runtime = module("knobs").runtime
+    found = [function.pre_run_hooks]
+    for name in ("launch_enter_hook", "launch_exit_hook"):
+        chain = getattr(runtime, name)
+        if chain is not None:
+            calls = getattr(chain, "calls", None)
+            if type(calls) is not list:
+                raise NoForm(f"triton.knobs.runtime.{name} is set")
+            found.append(calls)
+    if getattr(runtime, "add_stages_inspection_hook", None) is not None:
+        raise NoForm("triton.knobs.runtime.add_stages_inspection_hook is set")
+    return tuple(found)
+
+
+# ------------------------------------------------------------------ dispatch
+
+
+def dispatcher(
+    function: Any,
+    miss: Callable[..., Any],
+    load: Callable[[Any], Any],
+    device: Callable[[], int],
+    stream: Callable[[int], int],
+    archs: tuple[int, ...],
+) -> _core.TritonDispatch:
+    """A dispatcher without specialisations for a kernel. Raises NoForm."""
+    return _core.TritonDispatch(
+        parameters(function),
+        elements,
+        element,
+        described,
+        miss,
+        load,
+        device,
+        stream,
+        archs,
+        watched(),
+        hooks(function),
+        variables(function),
+    )
+
+
+elements: dict[Any, str] = {}
+"""Element types that ``element`` named so far; all dispatchers share it."""
+
+
+def shown(word: str | None) -> str:
+    """A word, as people say it."""
+    if word is None:
+        return "what has no frozen form"
+    if word.startswith("="):
+        return f"constexpr {shown_constant(word[1:])}"
+    for end, text in ((":D", ", divisible by 16"), (":1", ", equal to 1"), (":", "")):
+        if word.endswith(end):
+            return word[: -len(end)] + text
+    return word
+
+
+def shown_constant(word: str) -> str:
+    """A plain constant as Python writes it, anything else as its word."""
+    plain = {"N": "None", "T": "True", "F": "False"}
+    if word in plain:
+        return plain[word]
+    if word[:1] in ("i", "f"):
+        return word[1:]
+    return repr(word.partition(":")[2]) if word[:1] == "s" else word
+
+
+def differences(names: Sequence[str], old: Sequence[str], new: Sequence[str | None]) -> list[str]:
+    """In what two lists of words differ, as text; *names* are the parameters."""
+    texts = [
+        f"{name}: captured as {shown(one)}, found {shown(other)}"
+        for name, one, other in zip(names, old, new, strict=False)
+        if one != other
+    ]
+    options = [dict(_option(word) for word in words[len(names) :] if word) for words in (old, new)]
+    for name in sorted(options[0].keys() | options[1].keys()):
+        one, other = (row.get(name, "(not given)") for row in options)
+        if one != other:
+            texts.append(f"option {name}: captured as {one}, found {other}")
+    return texts
+
+
+def _option(word: str) -> tuple[str, str]:
+    name, _, value = word.partition("=")
+    return name, shown_constant(value)
+
+
+# ------------------------------------------------------------------ autotuning
+
+
+def kernel_of(wrapper: Any) -> Any:
+    """The kernel under ``@triton.autotune``, ``@triton.heuristics`` and the like; None if it is
+    none of ``triton.jit`` (Triton's interpreter)."""
+    jit = module("runtime.jit").JITFunction
+    while not isinstance(wrapper, jit):
+        wrapper = getattr(wrapper, "fn", None)
+        if wrapper is None:
+            return None
+    return wrapper
+
+
+def config_word(config: Any) -> str:
+    """A ``triton.Config`` as text. Raises NoForm."""
+    rows = sorted(config.all_kwargs().items())
+    return ", ".join(f"{name}={constant_word(value)}" for name, value in rows)
+
+
+def tuner_record(tuner: Any) -> dict[str, Any]:
+    """What an Autotuner chooses from, and by what. Raises NoForm."""
+    return {
+        "keys": tuple(map(str, tuner.keys)),
+        "configs": tuple(config_word(config) for config in tuner.configs),
+    }
+
+
+def tuning_key(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """What an Autotuner keeps its choice for these arguments under."""
+    given = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+    given = {name: value for name, value in given.items() if name in tuner.arg_names}
+    key = [given[name] for name in tuner.keys if name in given]
+    key += [str(value.dtype) for value in given.values() if hasattr(value, "dtype")]
+    return tuple(key)
