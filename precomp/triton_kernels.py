@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from precomp import _core
@@ -61,7 +63,7 @@ def described(value: Any, declared: bool) -> str | None:
         if isinstance(value, module("language").constexpr):
             return f"constexpr {constant_word(value.value)}"
         if isinstance(value, module("runtime.jit").JITCallable):
-            return f"function {source_digest(source(value))}"
+            return f"function {_digest_of(value)}"
     except NoForm:
         return None
     return f"dtype {value}" if declared and isinstance(value, module("language").dtype) else None
@@ -110,11 +112,11 @@ def source(function: Any) -> dict[str, Any]:
     """
     key = function.cache_key
     found = {}
-    for (name, _), (value, _) in function.used_global_vals.items():
+    for home, name, value, _ in _variables(function):
         try:
-            found[name] = _global_word(value)
+            found[f"{home}.{name}"] = _global_word(value)
         except NoForm as error:
-            raise NoForm(f"the global variable {name}: {error}") from None
+            raise NoForm(f"the global variable {home}.{name}: {error}") from None
     rows: tuple[tuple[Any, ...], ...] = ()
     if hasattr(function, "params"):
         rows = tuple(
@@ -126,6 +128,55 @@ def source(function: Any) -> dict[str, Any]:
 def source_digest(record: dict[str, Any]) -> str:
     """sha256 (hex) of what ``source`` found."""
     return hashlib.sha256(dumps(record)).hexdigest()
+
+
+_digests: dict[int, tuple[Any, str, str]] = {}
+
+
+def _digest_of(function: Any) -> str:
+    """The digest of a function that is an argument; once for each state of its source."""
+    known = _digests.get(id(function))
+    if known is None or known[0]() is not function or known[1] != function.hash:
+        digest = source_digest(source(function))
+        known = _digests[id(function)] = (weakref.ref(function), function.hash, digest)
+    return known[2]
+
+
+def _callees(function: Any) -> list[Any]:
+    """A kernel and all functions of Triton that it can call, by the names in its code.
+
+    Triton's own list of the variables that they read lacks those of callees before Triton 3.8.
+    """
+    found: dict[int, Any] = {}
+    waiting = [function]
+    while waiting:
+        callee = waiting.pop()
+        if id(callee) in found:
+            continue
+        found[id(callee)] = callee
+        names = callee.fn.__code__.co_names + callee.fn.__code__.co_freevars
+        scope = callee.get_capture_scope()
+        values = [scope.get(name) for name in names]
+        homes = [vars(value) for value in values if type(value) is types.ModuleType]
+        values += [home.get(name) for home in homes for name in names]
+        waiting += [
+            value for value in values if isinstance(value, module("runtime.jit").JITCallable)
+        ]
+    return list(found.values())
+
+
+def _variables(function: Any) -> Iterator[tuple[str, str, Any, dict[str, Any]]]:
+    """(module, name, value, globals) of the variables that a kernel and its callees read.
+
+    Values are those of the time when Triton looked first.
+    """
+    seen = set()
+    for callee in _callees(function):
+        callee.cache_key  # noqa: B018 - Triton finds the variables now
+        for (name, _), (value, scope) in callee.used_global_vals.items():
+            if (name, id(scope)) not in seen:
+                seen.add((name, id(scope)))
+                yield str(scope.get("__name__", "")), name, value, scope
 
 
 def _global_word(value: Any) -> str:
@@ -141,7 +192,9 @@ def variables(function: Any) -> tuple[tuple[dict[str, Any], str, Any, bool], ...
     enough that it is the same object.
     """
     rows = []
-    for (name, _), (value, scope) in function.used_global_vals.items():
+    for home, name, value, scope in _variables(function):
+        if not home:
+            continue  # a variable of an enclosing function: Triton looks at it once
         now = scope.get(name)
         same = type(now) is type(value) and now == value
         fixed = same and type(value) in (bool, int, float, str)
@@ -192,8 +245,36 @@ def hooks(function: Any) -> tuple[list[Any], ...]:
 # ------------------------------------------------------------------ dispatch
 
 
+State = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
+
+
+def state(function: Any) -> State:
+    """What must stay as it is for the frozen launches of a kernel. Raises NoForm."""
+    return watched(), hooks(function), variables(function)
+
+
+def changes(
+    attributes: tuple[Any, ...], lists: tuple[Any, ...], globals_: tuple[Any, ...]
+) -> list[str]:
+    """What of a ``state`` is not as it was, as text."""
+    texts = [
+        f"triton.knobs: {name} changed from {value!r} to {getattr(owner, name)!r}"
+        for owner, name, value in attributes
+        if getattr(owner, name) is not value
+    ]
+    if any(lists):
+        texts.append("hooks of launches are set (add_pre_run_hook or triton.knobs.runtime)")
+    texts += [
+        f"the global variable {name} changed from {value!r} to {scope.get(name)!r}"
+        for scope, name, value, _ in globals_
+        if type(scope.get(name)) is not type(value) or scope[name] != value
+    ]
+    return texts
+
+
 def dispatcher(
     function: Any,
+    before: State,
     miss: Callable[..., Any],
     load: Callable[[Any], Any],
     device: Callable[[], int],
@@ -211,9 +292,7 @@ def dispatcher(
         device,
         stream,
         archs,
-        watched(),
-        hooks(function),
-        variables(function),
+        *before,
     )
 
 
@@ -221,10 +300,15 @@ elements: dict[Any, str] = {}
 """Element types that ``element`` named so far; all dispatchers share it."""
 
 
-def shown(word: str | None) -> str:
+def no_word(kind: str) -> str:
+    """Stands for the word of an argument of type *kind* that has none."""
+    return f"?{kind}"
+
+
+def shown(word: str) -> str:
     """A word, as people say it."""
-    if word is None:
-        return "what has no frozen form"
+    if word.startswith("?"):
+        return f"an argument of type {word[1:]}, which has no frozen form"
     if word.startswith("="):
         return f"constexpr {shown_constant(word[1:])}"
     for end, text in ((":D", ", divisible by 16"), (":1", ", equal to 1"), (":", "")):
@@ -243,14 +327,14 @@ def shown_constant(word: str) -> str:
     return repr(word.partition(":")[2]) if word[:1] == "s" else word
 
 
-def differences(names: Sequence[str], old: Sequence[str], new: Sequence[str | None]) -> list[str]:
+def differences(names: Sequence[str], old: Sequence[str], new: Sequence[Any]) -> list[str]:
     """In what two lists of words differ, as text; *names* are the parameters."""
     texts = [
         f"{name}: captured as {shown(one)}, found {shown(other)}"
         for name, one, other in zip(names, old, new, strict=False)
         if one != other
     ]
-    options = [dict(_option(word) for word in words[len(names) :] if word) for words in (old, new)]
+    options = [dict(_option(word) for word in words[len(names) :]) for words in (old, new)]
     for name in sorted(options[0].keys() | options[1].keys()):
         one, other = (row.get(name, "(not given)") for row in options)
         if one != other:
@@ -260,7 +344,7 @@ def differences(names: Sequence[str], old: Sequence[str], new: Sequence[str | No
 
 def _option(word: str) -> tuple[str, str]:
     name, _, value = word.partition("=")
-    return name, shown_constant(value)
+    return name, shown_constant(value)  # no "=": one that has no frozen form
 
 
 # ------------------------------------------------------------------ autotuning

@@ -376,8 +376,12 @@ core_triton_word(const core_triton_words *words, const core_triton_parameter *pa
         return result;
     }
     if (found.constant) {
-        return put(text, "=") < 0 ? -1
-                                  : core_triton_constant(words, argument, false, text);
+        bool plain = argument == Py_None || found.key == KEY_ONE;
+        if (put(text, "=") < 0) {
+            return -1;
+        }
+        return plain ? core_triton_constant(words, argument, false, text)
+                     : put_described(words, argument, false, text);
     }
     if (found.pointer && put(text, parameter->read_only ? "*k" : "*") < 0) {
         return -1;

@@ -152,7 +152,9 @@ class _Function:
         if compiled is None:
             return  # a hook of the user's took the launch
         if self._dispatch is None:
-            self._dispatch = kernels.dispatcher(self.function, _never, _never, _never, _never, ())
+            self._dispatch = kernels.dispatcher(
+                self.function, ((), (), ()), _never, _never, _never, _never, ()
+            )
         words = self._dispatch.describe(*args, **kwargs)
         if words in self._launches:
             return
@@ -237,7 +239,7 @@ def _word(parameter: Any, value: Any, kind: Any, key: Any) -> str:
         return f"={kernels.constant_word(value, declared)}"
     if key is None:
         return str(kind)
-    if isinstance(key, (str, int)):
+    if type(key) is int or (type(key) is str and key in ("", "D")):
         return f"{kind}:{key}"
     raise kernels.NoForm(f"{type(value).__qualname__} for a parameter declared {kind}")
 

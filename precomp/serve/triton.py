@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import threading
 import types
 import weakref
@@ -90,46 +91,51 @@ class Kernel:
         cuda = torch_api.cuda()
         self.archs = tuple(10 * major + minor for major, minor in _core.cuda_devices())
         self.device: Callable[[], int] = cuda.device
+        self.before = kernels.state(function)
         self.dispatch = kernels.dispatcher(
-            function, self.miss, Entry.load, cuda.device, cuda.stream, self.archs
+            function, self.before, self.miss, Entry.load, cuda.device, cuda.stream, self.archs
         )
         for entry in entries:
             self.dispatch.add(entry.record["launch"]["arch"], entry.record["words"], entry)
 
     def miss(self, *args: Any, **kwargs: Any) -> Any:
         """A launch that is not frozen."""
-        function = self.function()
+        function: Any = self.function()
+        named = {name: value for name, value in kwargs.items() if name in self.parameters}
+        function.signature.bind(*args, **named)  # a call that does not fit is no miss
         if not kwargs.get("warmup"):
             self.server.missed(function, self.name, lambda: self.why(args, kwargs))
         return self.server.pass_on(function, args, kwargs)
 
     def why(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Why a launch is not frozen."""
+        function: Any = self.function()
         try:
             words = self.dispatch.describe(*args, **kwargs)
-        except TypeError as error:
-            return str(error)
         except Exception as error:  # noqa: BLE001 - of the argument's own; Triton will raise it too
             return f"an argument cannot be looked at: {type(error).__name__}: {error}"
+        if None in words:
+            named = {name: value for name, value in kwargs.items() if name in self.parameters}
+            given = function.signature.bind(*args, **named).arguments
+            kinds = [type(given.get(name)).__qualname__ for name in self.parameters]
+            found = zip(words, itertools.chain(kinds, itertools.repeat("an option")), strict=False)
+            words = tuple(word or kernels.no_word(kind) for word, kind in found)
         arch = self.archs[self.device()]
         reason = self._reasons.get((arch, words))
         if reason is None:
             reason = self._reasons[arch, words] = self._explain(words, arch)
-        return reason
+        return reason or "; ".join(kernels.changes(*self.before)) or NOT_CAPTURED
 
     def _explain(self, words: tuple[str | None, ...], arch: int) -> str:
-        best: list[str] | None = None
+        """In what a launch differs from the nearest captured one; "" if in nothing."""
+        each: list[list[str]] = []
         for entry in self.entries:
             captured = entry.record["launch"]["arch"]
             found = kernels.differences(self.parameters, entry.record["words"], words)
             if captured != arch:
                 found.append(f"captured for sm_{captured}, the current device is sm_{arch}")
-            if best is None or len(found) < len(best):
-                best = found
-        return "; ".join(best or ()) or (
-            "hooks of launches, settings of triton.knobs or global variables changed since its "
-            "first launch"
-        )
+            each.append(found)
+        return "; ".join(min((len(found), found) for found in each)[1])
 
 
 class Server:
@@ -222,6 +228,9 @@ class Server:
 
     def _kernel(self, function: Any) -> Any:
         """The dispatcher of a kernel, from now on its method ``run``; None if there is none."""
+        known = self._kernels.get(id(function))
+        if known is not None and known[1] is not None and known[0]() is function:
+            return None
         with self._lock:
             known = self._kernels.get(id(function))
             if known is None or known[0]() is not function:

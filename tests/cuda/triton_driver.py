@@ -74,7 +74,7 @@ class Launcher:
 
 
 class Driver(GPUDriver):
-    launches: list[dict[str, Any]] = []  # noqa: RUF012 - of the process
+    launches: list[dict[str, Any]] = []
     stream = 7
 
     def __init__(self) -> None:

@@ -1,0 +1,222 @@
+"""Kernels of triton.jit that the program launches itself: captured with a stand-in for Triton's
+driver, served through a stand-in for libcuda."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from processes import Place
+
+HERE = Path(__file__).parent
+SAMPLES = HERE / "triton_samples.py"
+
+
+@dataclass
+class Captured:
+    folder: Path
+    driver: Path
+    facts: dict
+
+    def serve(self, scene: str, place: Path, **env: str) -> dict:
+        """What a scene of triton_serve finds, in a process without a compiler."""
+        found = Place(place, compiler=False, extra={"TRITON_CACHE_DIR": str(place / "triton")})
+        script = HERE / "triton_serve.py"
+        return found.run(script, scene, self.driver, self.folder, env=env).facts
+
+
+@pytest.fixture(scope="session")
+def captured(tmp_path_factory):
+    pytest.importorskip("triton")
+    folder = tmp_path_factory.mktemp("triton")
+    driver = folder / "fakecuda.so"
+    command = ["gcc", "-shared", "-fPIC", "-O1", "-fvisibility=hidden", "-Werror"]
+    subprocess.run([*command, str(HERE / "fakecuda.c"), "-o", str(driver)], check=True)
+    place = Place(folder / "capture", extra={"TRITON_CACHE_DIR": str(folder / "cache")})
+    facts = place.run(HERE / "triton_capture.py", folder).facts
+    (folder / "capture.json").write_text(json.dumps(facts))
+    return Captured(folder, driver, facts)
+
+
+@pytest.fixture(scope="session")
+def everything(captured, tmp_path_factory):
+    return captured.serve("everything", tmp_path_factory.mktemp("everything"))
+
+
+# ------------------------------------------------------------------ hits
+
+
+def test_each_launch_sends_the_driver_what_triton_sends(captured, everything):
+    for name, launch in captured.facts["launches"].items():
+        assert everything["found"][name] == launch, name
+    assert everything["again"]
+
+
+def test_a_hit_leaves_triton_alone(everything):
+    assert everything["untouched"] == {
+        "driver": True, "cache": True, "compiler": False, "inductor": False
+    }  # fmt: skip
+    assert not everything["imported by prepare"]
+    first, last = everything["loads"]
+    assert first == last  # each image goes to the driver once
+
+
+def test_coverage_knows_the_launches(captured, everything):
+    assert captured.facts["problems"] == []
+    assert not everything["rest"] and not everything["missing"]
+    assert sorted(set(everything["served"])) == captured.facts["kernels"]
+
+
+def test_uninstall_gives_triton_its_methods_back(everything):
+    assert everything["undone"] == {
+        "run": "triton.runtime.jit",
+        "tune": "triton.runtime.autotuner",
+        "kernel": False,
+        "choices": 0,
+    }
+
+
+# ------------------------------------------------------------------ misses
+
+WHY = {
+    "alignment": "y: captured as *fp32, divisible by 16, found *fp32",
+    "dtype": "out: captured as *fp32, divisible by 16, found *fp64, divisible by 16",
+    "width": "n: captured as constexpr 1, found i64, divisible by 16",
+    "constant": "BLOCK: captured as constexpr 128, found constexpr 64",
+    "type of a constant": "BLOCK: captured as constexpr 128, found constexpr 128.0",
+    "option": "option num_warps: captured as 8, found 16",
+    "none": "out: captured as *fp32, divisible by 16, found constexpr None",
+    "tuple": "pointers: captured as (*fp32:D,*fp32:,), found (*fp32:D,*fp32:D,*fp32:D,); "
+    "sizes: captured as Pair(i32:D,=i1,), found (i32:D,i32:D,)",
+    "no form": "x: captured as *fp32, divisible by 16, "
+    "found an argument of type misses.<locals>.Descriptor, which has no frozen form",
+    "kernel": "not captured: the artifact has no entry for this kernel",
+}
+
+
+@pytest.fixture(scope="session")
+def misses(captured, tmp_path_factory):
+    return captured.serve("misses", tmp_path_factory.mktemp("misses"))
+
+
+@pytest.mark.parametrize("name", WHY)
+def test_a_violation_says_which_argument_changed(misses, name):
+    kind, what, why, where = misses[name]
+    assert (kind, why) == ("load", WHY[name])
+    assert what.startswith("Triton kernel ") and where.startswith("triton_serve.py:")
+
+
+def test_a_violation_names_another_function_argument(misses):
+    assert misses["function"][2].startswith("FUNCTION: captured as constexpr o73:function ")
+
+
+def test_a_missing_choice_is_a_violation_of_kind_tune(misses):
+    kind, what, why, _ = misses["tuning key"]
+    assert (kind, what) == ("tune", "@triton.autotune of tuned")
+    assert why.startswith("no best config for key (n=77); tuned so far: [(1000, 'torch.float32'")
+
+
+def test_wrong_arguments_raise_what_they_raise_without_precomp(misses):
+    assert misses["does not fit"] == "missing a required argument: 'out'"
+    assert misses["cpu"].endswith("argument 0: expected a tensor on a GPU, found one on cpu")
+
+
+def test_under_the_gate_triton_is_not_started_to_find_out(misses):
+    assert misses["untouched"] == {
+        "driver": True, "cache": True, "compiler": False, "inductor": False
+    }  # fmt: skip
+    assert len(misses["missing"]) == len(WHY) + 1  # the tuned one did not get that far
+
+
+def test_a_miss_without_a_gate_is_tritons_launch(captured, tmp_path):
+    found = captured.serve("compiled_as_usual", tmp_path)
+    assert found["compiled"] == found["warmup"] == found["tuned"][0] == "CompiledKernel"
+    assert found["grids"] == [[3, 1, 1], [3, 1, 1]]  # the second one under a gate
+    assert found["another"][:2] == ["load", "Triton kernel add"]
+    assert found["another"][2] == "BLOCK: captured as constexpr 256, found constexpr 32"
+    assert found["tuned"][1][0] == "tune"
+    assert found["served"] is None and found["by Triton"] == 0
+    assert ["Triton kernel triton_samples.add", found["another"][2]] in found["missing"]
+
+
+def test_lean_never_compiles(captured, tmp_path):
+    assert captured.serve("lean", tmp_path) == {
+        "kind": "load", "hint": 'runtime="lean" never compiles'
+    }  # fmt: skip
+
+
+def test_what_triton_looks_at_in_each_launch_is_looked_at(captured, tmp_path):
+    hooks = "hooks of launches are set (add_pre_run_hook or triton.knobs.runtime)"
+    assert captured.serve("changes", tmp_path) == {
+        "pre-run": hooks,
+        "enter": hooks,
+        "debug": "triton.knobs: debug changed from False to True",
+        "global": "the global variable SCALE changed from constexpr[3] to constexpr[4]",
+    }
+
+
+# ------------------------------------------------------------------ what is stale
+
+SOURCE = (
+    "its source, that of a function that it calls, or a constexpr that they read changed since it "
+    "was captured"
+)
+EDITS = {
+    "kernel": ("mask=i < n) + 1, mask", "mask=i < n) + 2, mask", {"tuned": SOURCE}),
+    "helper": ("return x + y * SCALE", "return x - y * SCALE", {"default": SOURCE}),
+    "constexpr": ("SCALE = tl.constexpr(3)", "SCALE = tl.constexpr(4)", {"default": SOURCE}),
+    "function argument": (
+        "return x * 2", "return x * 4", {"function argument": "FUNCTION: captured as constexpr"}
+    ),
+    "default of a parameter": (
+        "n, BLOCK: tl.constexpr = 128", "n, BLOCK: tl.constexpr = 256",
+        {"default": "its parameters changed since it was captured"},
+    ),
+    "decorator": (
+        "@triton.jit\ndef add", '@triton.jit(do_not_specialize=["n"])\ndef add',
+        {"default": "its parameters changed since it was captured"},
+    ),
+    "configurations": (
+        "for n in (4, 2, 8)]", "for n in (4, 2, 1)]",
+        {"tuned": "no best config for key (n=1000); tuned so far: nothing; "
+                  "its configurations or its keys changed since it was captured"},
+    ),
+    "heuristic": (
+        'values["n"] % values["BLOCK"] == 0', 'values["n"] > 0',
+        {"heuristics": "EVEN: captured as constexpr False, found constexpr True"},
+    ),
+    "nothing": ("", "", {}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def edited(captured, tmp_path_factory):
+    """Of each edit of the samples, which launches are served."""
+    text = SAMPLES.read_text()
+    for name, (old, new, _) in EDITS.items():
+        assert old in text, name
+        folder = captured.folder / "samples" / name
+        folder.mkdir(parents=True)
+        (folder / SAMPLES.name).write_text(text.replace(old, new, 1))
+    return captured.serve("samples_now", tmp_path_factory.mktemp("edited"), EDITED="1")
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_stale_kernel_is_refused(edited, edit):
+    """Only what the edit touches is refused; the file itself may move."""
+    _, _, expected = EDITS[edit]
+    for name, result in edited[edit].items():
+        if name in expected:
+            assert expected[name] in result, name
+        else:
+            assert result == "served", name
+
+
+def test_other_settings_of_triton_are_refused(captured, tmp_path):
+    settings = {"DISABLE_PTXAS_OPT": "1", "TRITON_DEBUG": "1"}
+    found = captured.serve("samples_now", tmp_path, **settings)[""]
+    assert all("Triton's environment changed: captured ()" in text for text in found.values())
+    assert all("Triton's debug changed: captured False, found True" in t for t in found.values())
