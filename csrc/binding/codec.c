@@ -603,7 +603,21 @@ core_kind_of(PyObject *module, PyObject *object)
     return codec_kind_of(object);
 }
 
+PyDoc_STRVAR(
+    core_unwrapped_doc,
+    "unwrapped(object, /)\n--\n\n"
+    "The function below the wrapper that torch._dynamo.mutation_guard puts around\n"
+    "methods of torch.nn.Module; any other object itself. Steps lead through it.");
+
+static PyObject *
+core_unwrapped(PyObject *module, PyObject *object)
+{
+    (void)module;
+    return codec_unwrapped(object);
+}
+
 static PyMethodDef codec_methods[] = {
+    {"unwrapped", core_unwrapped, METH_O, core_unwrapped_doc},
     {"kind_of", core_kind_of, METH_O, core_kind_of_doc},
     {"decode", PC_METHOD(core_decode_function), METH_VARARGS | METH_KEYWORDS,
      core_decode_doc},

@@ -50,6 +50,7 @@ int codec_has_shape(PyObject *encoded, const char *types);
 PyObject *codec_kind_of(PyObject *object);
 
 /* The code object at *steps* of the module of that name. */
+PyObject *codec_unwrapped(PyObject *object);
 PyObject *codec_follow(decoder *self, PyObject *module, PyObject *steps);
 PyObject *codec_find_code(decoder *self, PyObject *module, PyObject *steps);
 

@@ -309,6 +309,28 @@ closure_content(PyObject *function, Py_ssize_t index)
     return PyCell_Get(PyTuple_GET_ITEM(closure, index));
 }
 
+/* New reference to the function that Dynamo's wrapper of it calls: torch.nn.Module's
+   __init__ and __setstate__ are wrapped as soon as a process compiles, and plain in one
+   that is only served. Anything else is what it is. */
+PyObject *
+codec_unwrapped(PyObject *object)
+{
+    PyObject *module;       /* borrowed */
+    PyObject *inner = NULL; /* owned, returned */
+    if (PyFunction_Check(object)) {
+        module = ((PyFunctionObject *)object)->func_module;
+        if (module != NULL && PyUnicode_Check(module) &&
+            PyUnicode_CompareWithASCIIString(module, "torch._dynamo.mutation_guard") ==
+                0) {
+            inner = closure_content(object, 0);
+        }
+    }
+    if (inner != NULL && !PyFunction_Check(inner)) {
+        Py_CLEAR(inner);
+    }
+    return inner != NULL ? inner : Py_NewRef(object);
+}
+
 static PyObject *
 code_constant(PyObject *code, Py_ssize_t index)
 {
@@ -341,7 +363,10 @@ take_step(PyObject *object, PyObject *step)
     argument = PyTuple_GET_ITEM(step, 1);
     Py_UCS4 letter = PyUnicode_READ_CHAR(kind, 0);
     if (letter == 'a' && PyUnicode_CheckExact(argument)) {
-        return lookup_static(object, argument);
+        PyObject *found = lookup_static(object, argument); /* owned */
+        PyObject *inner = found == NULL ? NULL : codec_unwrapped(found);
+        Py_XDECREF(found);
+        return inner;
     }
     if (letter == 'f' && PyUnicode_CheckExact(argument)) {
         PyObject *found = PyObject_GetAttr(object, argument);

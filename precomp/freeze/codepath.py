@@ -107,6 +107,8 @@ def _walk(module: types.ModuleType) -> Iterator[tuple[int, tuple[types.CodeType,
     seen: set[int] = set()
     while queue:
         value, steps = queue.popleft()
+        if steps[-1][0] == "a":
+            value = _core.unwrapped(value)
         if id(value) in seen:
             continue
         seen.add(id(value))

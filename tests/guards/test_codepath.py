@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from processes import Place
 
 from precomp import _core
 from precomp.freeze import codepath
@@ -132,6 +133,26 @@ def test_steps_are_short_and_plain(module: ModuleType) -> None:
         "steps_module",
         (("a", "Thing"), ("a", "prop"), ("f", "fget"), ("f", "__code__")),
     )
+
+
+def test_steps_lead_through_the_wrappers_that_dynamo_puts_around_a_class(tmp_path) -> None:
+    done = Place(tmp_path, compiler=False).script("""
+        import torch
+        from precomp import _core
+        from precomp.freeze import codepath
+        Module = torch.nn.Module
+        names = ("__init__", "__setstate__")
+        plain = {name: vars(Module)[name].__code__ for name in names}
+        before = {name: codepath.find(plain[name]) for name in names}
+        from torch._dynamo.mutation_guard import install_generation_tagging_init
+        install_generation_tagging_init()
+        for name in names:
+            assert vars(Module)[name].__code__ is not plain[name]
+            assert codepath.find(plain[name]) == before[name] is not None
+            assert _core.code_at(*before[name]) is plain[name]
+        done()
+    """)
+    assert done.returncode == 0, done
 
 
 def test_code_that_no_module_holds_is_not_found(module: ModuleType) -> None:

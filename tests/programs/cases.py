@@ -307,6 +307,22 @@ def generator_function():
     return values(f(X))
 
 
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers[:2]:  # makes a module inside compiled code
+            x = layer(x)
+        return x
+
+
+def part_of_a_module_list():
+    torch.manual_seed(0)
+    return values(torch.compile(Layers())(X))
+
+
 CASES = {
     f.__name__: f
     for f in (
@@ -316,5 +332,6 @@ CASES = {
         generator_over_an_attribute, gradient_scaler, constant_tensor_made_inside, import_inside,
         same_shapes_other_work, autocast_and_plain, loop_index, empty_tensors,
         many_outputs_and_inputs, wrapper_in_cpp, mutated_global, generator_function,
+        part_of_a_module_list,
     )
 }  # fmt: skip
