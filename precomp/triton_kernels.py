@@ -317,6 +317,20 @@ def shown(word: str) -> str:
     return word
 
 
+def explained(names: Sequence[str], words: Sequence[str]) -> dict[str, str]:
+    """What the words of a launch say, by parameter and option."""
+    texts = {name: shown(word) for name, word in zip(names, words, strict=False)}
+    for word in words[len(names) :]:
+        name, value = _option(word)
+        texts[f"option {name}"] = value
+    return texts
+
+
+def shown_config(word: str) -> str:
+    """The text of a configuration, as people say it."""
+    return ", ".join("=".join(_option(part)) for part in word.split(", "))
+
+
 def shown_constant(word: str) -> str:
     """A plain constant as Python writes it, anything else as its word."""
     plain = {"N": "None", "T": "True", "F": "False"}

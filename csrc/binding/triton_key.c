@@ -120,7 +120,9 @@ put_float(core_triton_text *text, double value)
 static int
 open_tuple(core_triton_text *text, PyObject *value)
 {
-    if (!PyTuple_CheckExact(value) && put(text, Py_TYPE(value)->tp_name) < 0) {
+    const char *name = Py_TYPE(value)->tp_name;
+    const char *dot = strrchr(name, '.'); /* types of C have their module in front */
+    if (!PyTuple_CheckExact(value) && put(text, dot == NULL ? name : dot + 1) < 0) {
         return -1;
     }
     return put(text, "(");

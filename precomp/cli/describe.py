@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from typing import Any
 
-from precomp import guard_words
+from precomp import guard_words, triton_kernels
 from precomp.artifact import Artifact, Entry
 from precomp.cli import records, source
 from precomp.value_words import of_value
@@ -47,7 +47,13 @@ def artifact(opened: Artifact, *, guards: bool = False) -> dict[str, Any]:
     }
     if guards:
         facts["frames"] = [
-            _frame(opened, entry, record) for entry, record in records.frames(opened)
+            _frame(opened, entry, record) for entry, record in records.of_kind(opened, "frame")
+        ]
+        facts["launches"] = [
+            _launch(opened, entry, record) for entry, record in records.of_kind(opened, "triton")
+        ]
+        facts["choices"] = [
+            _choice(opened, entry, record) for entry, record in records.of_kind(opened, "tuned")
         ]
     return facts
 
@@ -70,6 +76,31 @@ def _frame(opened: Artifact, entry: Entry, record: dict[str, Any]) -> dict[str, 
             "guards": [dataclasses.asdict(guard) for guard in guard_words.of_frame(record)],
         }
     return facts
+
+
+def _launch(opened: Artifact, entry: Entry, record: dict[str, Any]) -> dict[str, Any]:
+    """A specialisation of a Triton kernel that the program launches itself."""
+    with records.reading(opened, entry):
+        names = [row[0] for row in record["source"]["parameters"]]
+        return {
+            "name": record["name"],
+            "arch": f"sm_{record['launch']['arch']}",
+            "digest": entry.digest,
+            "cubin": record["launch"]["cubin"],
+            "arguments": triton_kernels.explained(names, record["words"]),
+        }
+
+
+def _choice(opened: Artifact, entry: Entry, record: dict[str, Any]) -> dict[str, Any]:
+    """What an autotuner chose."""
+    with records.reading(opened, entry):
+        return {
+            "name": record["name"],
+            "keys": list(record["tuner"]["keys"]),
+            "key": repr(record["key"]),
+            "choice": triton_kernels.shown_config(record["choice"]),
+            "digest": entry.digest,
+        }
 
 
 def _backend(record: dict[str, Any]) -> str:
@@ -154,4 +185,14 @@ def text(facts: dict[str, Any]) -> str:
         lines += ["", place(frame), f"  {frame['backend']}, {len(frame['guards'])} guards"]
         lines += [f"  inlines {name}" for name in frame["inlined"]]
         lines += [f"    {guard['text']}" for guard in frame["guards"]]
+    for launch in facts.get("launches", ()):
+        lines += ["", f"{launch['name']} ({launch['arch']})"]
+        lines += [f"    {name}: {text}" for name, text in launch["arguments"].items()]
+    for choice in facts.get("choices", ()):
+        by = ", ".join(choice["keys"]) or "types alone"
+        lines += [
+            "",
+            f"{choice['name']}, tuned by {by}",
+            f"    {choice['key']}: {choice['choice']}",
+        ]
     return "\n".join(lines)

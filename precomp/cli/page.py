@@ -56,6 +56,7 @@ def page(facts: dict[str, Any]) -> str:
         _table(sorted(facts["environment"].items())),
         "<h2>Functions and their guards</h2>\n",
         *map(_frame, facts["frames"]),
+        *_launches(facts["launches"]),
         "<h2>Entries</h2>\n",
         _entries(facts["entries"]),
         "</body>\n</html>\n",
@@ -106,6 +107,21 @@ def _frame(frame: dict[str, Any]) -> str:
         f"{'; inlines ' + inlined if inlined else ''}</p>\n"
         f"<ul>\n{guards}</ul>\n</details>\n"
     )
+
+
+def _launches(launches: list[dict[str, Any]]) -> Iterable[str]:
+    """The section about Triton kernels that the program launches itself, if there are any."""
+    if launches:
+        yield "<h2>Launches of Triton kernels</h2>\n"
+    for launch in launches:
+        rows = "".join(
+            f"<li><code>{escape(name)}: {escape(text)}</code></li>\n"
+            for name, text in launch["arguments"].items()
+        )
+        yield (
+            f"<details>\n<summary><code>{escape(launch['name'])}</code>: {escape(launch['arch'])}"
+            f"</summary>\n<ul>\n{rows}</ul>\n</details>\n"
+        )
 
 
 def _entries(entries: Iterable[dict[str, Any]]) -> str:

@@ -45,8 +45,8 @@ def reading(artifact: Artifact, entry: Entry) -> Iterator[None]:
         raise broken(artifact, entry, reason) from error
 
 
-def frames(artifact: Artifact) -> Iterator[tuple[Entry, dict[str, Any]]]:
-    """The frame entries with their records, in the order of the file."""
+def of_kind(artifact: Artifact, kind: str) -> Iterator[tuple[Entry, dict[str, Any]]]:
+    """The entries of a kind with their records, in the order of the file."""
     for entry in artifact.entries:
-        if entry.kind == "frame":
+        if entry.kind == kind:
             yield entry, read(artifact, entry)

@@ -97,9 +97,9 @@ class LaunchRecorder:
             return
         try:
             key = kernels.tuning_key(tuner, args, kwargs)
-            for part in key:
-                if part is not None and type(part) not in (bool, int, float, str):
-                    raise Unsupported(f"it is tuned by a value of type {type(part).__qualname__}")
+            odd = next((part for part in key if not _plain(part)), None)
+            if odd is not None:
+                raise Unsupported(f"it is tuned by a value of type {type(odd).__qualname__}")
             if tuner.cache.get(key) is not tuner.best_config:
                 raise Unsupported("its autotuner does not keep its choices as Triton's does")
             with self._lock:
@@ -112,8 +112,8 @@ class LaunchRecorder:
         names = set()
         for function in self._functions.values():
             try:
-                function.freeze(store)
-                names.add(kernels.full_name(function.function))
+                if function.freeze(store):
+                    names.add(kernels.full_name(function.function))
             except (kernels.NoForm, Unsupported) as error:
                 self._problem(function.function, error)
         for (_, key), (tuner, config) in self._choices.items():
@@ -130,6 +130,12 @@ class LaunchRecorder:
             else:
                 store.add("tuned", kernels.full_name(function), dumps(record))
         return tuple(sorted(names))
+
+
+def _plain(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(map(_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def _identity(function: Any) -> dict[str, Any]:
@@ -166,11 +172,13 @@ class _Function:
         device = kernels.module("runtime.driver").driver.active.get_current_device()
         own = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
         values, specialization, options = self.function.device_caches[device][4](*args, **own)
-        expected = triton_words(self.function, values, specialization, options)
-        for name, word, found in zip([*values, *sorted(options)], expected, words, strict=True):
+        names = [*values, *sorted(options)]
+        for name, found in zip(names, words, strict=True):
             if found is None:
                 kind = type({**values, **options}[name]).__qualname__
                 raise Unsupported(f"argument {name}: a {kind} has no frozen form")
+        expected = triton_words(self.function, values, specialization, options)
+        for name, word, found in zip(names, expected, words, strict=True):
             if word != found:
                 raise Unsupported(
                     f"argument {name}: Triton specialises it as {kernels.shown(word)}, "
@@ -186,9 +194,10 @@ class _Function:
         ]
         self._launches[words] = (compiled, kinds)
 
-    def freeze(self, store: Store) -> None:
+    def freeze(self, store: Store) -> bool:
+        """Store all that was launched; whether that is anything. Raises NoForm, Unsupported."""
         if not self._launches:
-            return
+            return False
         identity = _identity(self.function)
         if identity["settings"]["instrumentation"]:
             raise Unsupported("instrumented kernels (TRITON_INSTRUMENTATION_MODE)")
@@ -199,6 +208,7 @@ class _Function:
                 "launch": launch_record(compiled, kinds, store),
             }
             store.add("triton", identity["name"], dumps(record))
+        return True
 
 
 def _never(*_: Any) -> Any:

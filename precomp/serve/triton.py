@@ -12,7 +12,6 @@ import collections
 import functools
 import itertools
 import threading
-import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -152,7 +151,7 @@ class Server:
         self._tuners: dict[int, tuple[weakref.ref[Any], str | None]] = {}
         self._seeded: list[tuple[Any, tuple[Any, ...], Any]] = []
         self._cancel: Callable[[], None] | None = None
-        self._undo: list[tuple[Any, Any, Any]] = []
+        self._undo: list[tuple[Any, str, Any, Any]] = []
 
     # -- artifacts come and go
 
@@ -176,9 +175,9 @@ class Server:
             if not self._entries and not self._tuned and self._cancel is not None:
                 self._cancel()
                 self._cancel = None
-                for owner, ours, original in self._undo:
-                    if vars(owner).get("run") is ours:
-                        owner.run = original
+                for owner, name, ours, original in self._undo:
+                    if vars(owner).get(name) == ours:
+                        setattr(owner, name, original)
                 self._undo.clear()
 
     def _forget(self) -> None:
@@ -218,11 +217,16 @@ class Server:
             self._choices(tuner)
             return tune(tuner, *args, **kwargs)
 
-        for owner, ours in ((jit, first_run), (autotuner, first_tune)):
-            self._undo.append((owner, ours, vars(owner)["run"]))
-            owner.run = ours
-        explain: Any = _doors()
-        explain.frozen_kernel, explain.frozen_choice = self.why_kernel, self.why_choice
+        from precomp.doors import triton as doors
+
+        for owner, name, ours in (
+            (jit, "run", first_run),
+            (autotuner, "run", first_tune),
+            (doors, "frozen_kernel", self.why_kernel),
+            (doors, "frozen_choice", self.why_choice),
+        ):
+            self._undo.append((owner, name, ours, vars(owner)[name]))
+            setattr(owner, name, ours)
 
     # -- kernels
 
@@ -332,12 +336,6 @@ class Server:
         """What the door in front of tuning adds about an autotuner."""
         known = self._tuners.get(id(tuner))
         return "" if known is None or known[1] is None else known[1]
-
-
-def _doors() -> types.ModuleType:
-    from precomp.doors import triton
-
-    return triton
 
 
 @functools.cache

@@ -5,11 +5,17 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from processes import Place
+
+from precomp import Artifact
+from precomp.freeze.store import Store, Unsupported
+from precomp.freeze.triton import launch_record
 
 HERE = Path(__file__).parent
 SAMPLES = HERE / "triton_samples.py"
@@ -142,20 +148,95 @@ def test_a_miss_without_a_gate_is_tritons_launch(captured, tmp_path):
     assert ["Triton kernel triton_samples.add", found["another"][2]] in found["missing"]
 
 
-def test_lean_never_compiles(captured, tmp_path):
-    assert captured.serve("lean", tmp_path) == {
-        "kind": "load", "hint": 'runtime="lean" never compiles'
-    }  # fmt: skip
+def test_lean_never_compiles(everything):
+    assert everything["lean"] == {"kind": "load", "hint": 'runtime="lean" never compiles'}
 
 
-def test_what_triton_looks_at_in_each_launch_is_looked_at(captured, tmp_path):
+def test_what_triton_looks_at_in_each_launch_is_looked_at(misses):
     hooks = "hooks of launches are set (add_pre_run_hook or triton.knobs.runtime)"
-    assert captured.serve("changes", tmp_path) == {
+    assert misses["changes"] == {
         "pre-run": hooks,
         "enter": hooks,
         "debug": "triton.knobs: debug changed from False to True",
         "global": "the global variable SCALE changed from constexpr[3] to constexpr[4]",
     }
+
+
+# ------------------------------------------------------------------ capture
+
+REFUSED = {
+    "described": "argument source: a TensorDescriptor has no frozen form",
+    "constant": "argument VALUE: a complex has no frozen form",
+    "optioned": "the option extern_libs",
+    "hooked": "hooks of launches are set (add_pre_run_hook, triton.knobs.runtime)",
+    "table": "the global variable __main__.TABLE: a constant of type constexpr",
+    "by_type": "it is tuned by a value of type dtype",
+}
+
+
+def test_what_cannot_be_frozen_is_refused_by_name(captured, tmp_path):
+    place = Place(tmp_path, extra={"TRITON_CACHE_DIR": str(captured.folder / "cache")})
+    found = place.run(HERE / "triton_refused.py", tmp_path).facts
+    reasons = {name: f"a launch of this Triton kernel: {why}" for name, why in REFUSED.items()}
+    assert {name: why for name, why in found["problems"]} == {
+        f"__main__.{name}": why for name, why in reasons.items()
+    }
+    assert found["kernels"] == ["__main__.by_type", "__main__.fine"]  # its launch, not its choice
+    for name, why in reasons.items():
+        assert f"__main__.{name}: {why}" in found["message"]
+    assert not (tmp_path / "refused.precomp").exists()
+    with Artifact.open(tmp_path / "rest.precomp") as rest:
+        names = [entry.name for entry in rest.entries if entry.kind in ("triton", "tuned")]
+    assert names == ["__main__.by_type", "__main__.fine"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "why"),
+    [
+        ({"target": SimpleNamespace(backend="hip", arch="gfx942")}, "a kernel for hip"),
+        ({"profile_scratch_size": 128}, "an instrumented kernel"),
+    ],
+)
+def test_kernels_of_another_kind_are_refused(metadata, why):
+    target = SimpleNamespace(backend="cuda", arch=90)
+    compiled = SimpleNamespace(metadata=SimpleNamespace(**{"target": target} | metadata))
+    with pytest.raises(Unsupported, match=why):
+        launch_record(compiled, [], Store())
+
+
+def test_a_capture_in_a_prepared_process_holds_what_is_missing(captured, tmp_path):
+    assert captured.serve("captures_the_rest", tmp_path) == {
+        "rest": ["triton_samples.add"],
+        "merged": 2,  # both launches are served, from one file or from two
+        "two": 2,
+        "differ": [],
+        "fingerprints": 2,
+    }
+
+
+def test_equal_captures_give_equal_bytes(captured, tmp_path):
+    place = Place(tmp_path, extra={"TRITON_CACHE_DIR": str(captured.folder / "cache")})
+    assert place.run(HERE / "triton_capture.py", tmp_path).facts == captured.facts
+    again = (tmp_path / "all.precomp").read_bytes()
+    assert again == (captured.folder / "all.precomp").read_bytes()
+
+
+def test_the_command_line_knows_the_entries(captured):
+    path = captured.folder / "all.precomp"
+
+    def precomp(*arguments: object) -> str:
+        command = [sys.executable, "-m", "precomp", *map(str, arguments)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    text = precomp("inspect", path, "--guards")
+    assert "triton_samples.add (sm_90)" in text
+    assert "    x: *fp32, divisible by 16\n" in text and "    BLOCK: constexpr 128\n" in text
+    assert "    option num_warps: 8\n" in text
+    assert "triton_samples.tuned, tuned by n" in text
+    assert "    (1000, 'torch.float32', 'torch.float32'): BLOCK=128, num_ctas=1" in text
+    facts = json.loads(precomp("inspect", path, "--guards", "--json"))
+    assert len(facts["launches"]) == facts["products"]["triton"]["entries"]
+    assert "CUDA kernels are device code" in precomp("verify", path)
 
 
 # ------------------------------------------------------------------ what is stale

@@ -92,7 +92,8 @@ constants = st.one_of(
 odd = st.sampled_from([object(), [1], {}, 1j, b"x", tl.constexpr([1]), torch.float32])
 tuples = st.recursive(
     plain,
-    lambda inner: st.lists(inner, max_size=3).map(tuple) | st.builds(Pair, inner, inner),
+    lambda inner: st.lists(inner, max_size=3).map(tuple) | st.builds(Pair, inner, inner)
+    | st.builds(torch.Size, st.lists(st.integers(0, 40), max_size=2)),
     max_leaves=4,
 )
 arguments = st.one_of(tuples, constants, odd)

@@ -73,6 +73,12 @@ def tuned(x, out, n, BLOCK: tl.constexpr):
     tl.store(out + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)
 
 
+@triton.autotune([triton.Config({}, num_warps=n) for n in (2, 1)], key=["SHAPE"])
+@triton.jit
+def shaped(out, SHAPE: tl.constexpr):
+    tl.store(out, SHAPE[0] * SHAPE[1])
+
+
 @triton.autotune([triton.Config({"BLOCK": 256}, num_warps=2)], key=[])
 @triton.heuristics({"EVEN": lambda values: values["n"] % values["BLOCK"] == 0})
 @triton.jit
@@ -114,6 +120,7 @@ CALLS = {
     "function argument": lambda B: applied[(1,)](B(1024, f32), B(64, f32), twice, "twice", 16),
     "tuned": lambda B: tuned[blocks](B(1024, f32), B(64, f32), 1000),
     "tuned, other key": lambda B: tuned[blocks](B(1024, f16), B(64, f32), 1000),
+    "tuned by a tuple": lambda B: shaped[(1,)](B(64, f32), (2, 4)),
     "heuristics": lambda B: guessed[blocks](B(1024, f32), B(64, f32), 1000),
     "heuristics, even": lambda B: guessed[blocks](B(1024, f32), B(64, f32), 1024),
 }

@@ -78,6 +78,15 @@ def untouched() -> dict[str, Any]:
     }
 
 
+def lean(samples: Any) -> dict[str, str]:
+    """With runtime="lean" a miss raises without a gate, too."""
+    try:
+        samples.add[(1,)](Buffer(4, torch.float32), None, None, 1)
+    except precomp.CompileViolation as error:
+        return {"hint": error.hint, "kind": error.kind}
+    raise AssertionError("no violation")
+
+
 def everything(driver: Driver) -> dict[str, Any]:
     prepared = prepare(runtime="lean")
     early = "triton" in sys.modules
@@ -106,6 +115,7 @@ def everything(driver: Driver) -> dict[str, Any]:
         "served": coverage.served,
         "rest": coverage.never_asked,
         "missing": coverage.missing,
+        "lean": lean(triton_samples),
     }
     prepared.uninstall()
     jit = sys.modules["triton.runtime.jit"].JITFunction
@@ -170,6 +180,7 @@ def misses(driver: Driver) -> dict[str, Any]:
         facts["cpu"] = str(error)
     facts["missing"] = [name for name, _ in prepared.coverage().missing]
     facts["untouched"] = untouched()
+    facts["changes"] = changes(driver)
     return facts
 
 
@@ -206,21 +217,47 @@ def compiled_as_usual(driver: Driver) -> dict[str, Any]:
     return facts
 
 
-def lean(driver: Driver) -> dict[str, Any]:
-    """With runtime="lean" a miss raises without a gate, too."""
-    prepare(runtime="lean")
+def captures_the_rest(driver: Driver) -> dict[str, Any]:
+    """A capture in a prepared process holds what the artifact lacks; merged, both are served."""
+    prepared = prepare()
+    import triton_driver
     import triton_samples as samples
 
-    try:
-        samples.add[(1,)](Buffer(4, torch.float32), None, None, 1)
-    except precomp.CompileViolation as error:
-        return {"hint": error.hint, "kind": error.kind}
-    raise AssertionError("no violation")
+    triton_driver.install()
+    B, f32 = Buffer, torch.float32
+    x, y, z = B(1024, f32), B(2048, f32), B(4096, f32)
+    path = os.path.join(os.getcwd(), "rest.precomp")
+
+    def both() -> None:
+        expect(driver, captured()["default"])
+        samples.add[8, 2](x, y, z, 1000)
+        samples.add[8, 2](x, y, z, 1000, BLOCK=64)
+
+    with precomp.capture(path):
+        both()
+    with precomp.Artifact.open(path) as rest:
+        facts: dict[str, Any] = {"rest": [e.name for e in rest.entries if e.kind == "triton"]}
+    prepared.uninstall()
+    merged = precomp.Artifact.merge([path, prepared.artifact.path], "merged.precomp")
+    for name, paths in (
+        ("merged", ["merged.precomp"]),
+        ("two", [prepared.artifact.path, path]),
+    ):
+        parts = [precomp.prepare(part) for part in paths]
+        before = driver.launches
+        with precomp.strict_no_compile():
+            both()
+        facts[name] = driver.launches - before
+        for part in parts:
+            part.uninstall()
+    with precomp.Artifact.open(path) as small:
+        facts["differ"] = [entry.name for entry in small.diff(merged).only_left]
+        facts["fingerprints"] = len({small.fingerprint, merged.fingerprint})
+    return facts
 
 
 def changes(driver: Driver) -> dict[str, Any]:
     """What may change under a kernel that was served already."""
-    prepare()
     import triton
     import triton.language as tl
     import triton_samples as samples
