@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,18 @@ class Run:
     seconds: float
     reports: list[dict[str, Any]]
     output: str
-    parent_cpu: float = 0.0
+    parent_cpu: list[tuple[float, float]] = field(default_factory=list)
 
     def until(self, mark: str) -> float:
         """Seconds from the launch until the slowest rank set *mark*."""
         return max(report["marks"][mark][0] for report in self.reports) - self.started
 
     def cpu(self, mark: str) -> float:
-        """CPU seconds of all ranks, and their children, until *mark*."""
-        return self.parent_cpu + sum(report["marks"][mark][1] for report in self.reports)
+        """CPU seconds of all ranks, their children and the parent of forked ones, until *mark*."""
+        end = self.started + self.until(mark)
+        parent = [seconds for at, seconds in self.parent_cpu if at <= end]
+        own = sum(report["marks"][mark][1] for report in self.reports)
+        return own + (parent[-1] if parent else 0.0)
 
     def facts(self, name: str) -> list[Any]:
         """One fact of every rank."""
@@ -116,7 +119,7 @@ def run(
     for place, argv, env in processes:
         with open(place / "output", "w") as stream:
             running.append(subprocess.Popen(argv, cwd=place, env=env, stdout=stream, stderr=stream))
-    parent_cpu = 0.0
+    parent_cpu: list[tuple[float, float]] = []
     try:
         own = wait(running, started + timeout)
         if preload is not None:
@@ -134,14 +137,15 @@ def run(
     return Run(started, seconds, reports, output, parent_cpu)
 
 
-def wait(running: list[subprocess.Popen[bytes]], end: float) -> float:
+def wait(running: list[subprocess.Popen[bytes]], end: float) -> list[tuple[float, float]]:
     """Until all have ended, *end* passed, or a while after one has failed.
 
-    Returns the CPU seconds of the first process itself, without its children.
+    Returns when (``time.time()``) the first process itself, without its children, had used how many
+    CPU seconds.
     """
-    own = 0.0
+    own = []
     while any(process.poll() is None for process in running):
-        own = max(own, cpu_seconds(running[0].pid))
+        own.append((time.time(), cpu_seconds(running[0].pid)))
         if any(process.returncode for process in running):
             end = min(end, time.time() + 60)
         if time.time() > end:
