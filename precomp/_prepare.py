@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from precomp import environment
 from precomp.artifact import Artifact
 from precomp.distributed import DEFAULT_TIMEOUT
-from precomp.errors import ArtifactCorruptError, PrecompError
+from precomp.errors import ArtifactCorruptError
 
 if TYPE_CHECKING:
     from precomp.report import Coverage, PrepareReport
@@ -100,8 +100,12 @@ def prepare(
     *digest* (hex sha256 of the file) must match if given. *runtime*: ``"lean"`` never executes
     torch's compiler and raises CompileViolation for a call that needs it; ``"full"`` and ``"auto"``
     let torch compile what the artifact lacks. *model*: a model file that must be bound to this
-    artifact (``precomp.bind``); of it the binding alone is read, no weights. *devices* is reserved:
-    serving on another device number than the captured one is refused by name.
+    artifact (``precomp.bind``); of it the binding alone is read, no weights.
+
+    *devices*: the GPU to serve on (``1``, ``"cuda:1"`` or a ``torch.device``), or a mapping from
+    the ordinals in the artifact, or a list in their order, to those here. Without it an entry that
+    uses one GPU is served on the GPU that the frame's tensors are on, whichever was captured, and
+    one that uses several on these (docs/devices.md).
 
     *group*: a process group of torch.distributed (True: the default one), all of whose ranks call
     prepare. They compare artifact and environment and all raise the same error, such as
@@ -109,22 +113,20 @@ def prepare(
     host on which no rank finds the file receives it from another host.
 
     Raises OSError when a file cannot be read, ArtifactCorruptError, ArtifactVersionError,
-    BindingError, EnvironmentMismatchError (all differences at once). Nothing is installed unless
-    all checks pass.
+    BindingError, EnvironmentMismatchError (all differences at once), PrecompError when *devices*
+    does not fit the artifact or the machine. Nothing is installed unless all checks pass.
     """
     if runtime not in RUNTIMES:
         raise ValueError(f"prepare: runtime: expected one of {RUNTIMES}, got {runtime!r}")
-    if devices is not None:
-        raise PrecompError(
-            "prepare: devices: entries are served where they were captured; leave it out"
-        )
     # Everything made here lives as long as the process: collecting meanwhile finds nothing.
     collecting = gc.isenabled()
     gc.disable()
     try:
         if group is not None:
-            return _prepare_group(os.fspath(path), digest, runtime, model, group, timeout)
-        return _prepare(path, digest, runtime, model)
+            return _prepare_group(
+                os.fspath(path), digest, runtime, devices, model, group, timeout
+            )
+        return _prepare(path, digest, runtime, devices, model)
     finally:
         if collecting:
             gc.enable()
@@ -134,6 +136,7 @@ def _prepare_group(
     path: str,
     digest: str | None,
     runtime: str,
+    devices: Any,
     model: str | os.PathLike[str] | None,
     group: Any,
     timeout: float,
@@ -145,7 +148,7 @@ def _prepare_group(
     try:
         with Meeting(group, timeout) as meeting:
             found = meeting.settle(path, environment.current())
-            prepared = _prepare(found, digest, runtime, model)
+            prepared = _prepare(found, digest, runtime, devices, model)
     except BaseException:
         if prepared is not None:  # another rank failed
             prepared.uninstall()
@@ -180,6 +183,7 @@ def _prepare(
     path: str | os.PathLike[str],
     digest: str | None,
     runtime: str,
+    devices: Any,
     model: str | os.PathLike[str] | None,
 ) -> Prepared:
     clock = time.perf_counter
@@ -194,6 +198,7 @@ def _prepare(
     seconds["read"] = clock() - start
 
     from precomp.serve import compile as surface
+    from precomp.serve import devices as placing
     from precomp.serve import standin
     from precomp.serve.frame import Loaded
     from precomp.serve.frame import runtime as serve_runtime
@@ -201,7 +206,11 @@ def _prepare(
     kinds: dict[str, list[str]] = {}
     for entry in artifact.entries:
         kinds.setdefault(entry.kind, []).append(entry.digest)
-    loaded = Loaded(blobs, kinds)
+    numbers = placing.wanted(devices)
+    loaded = Loaded(blobs, kinds, numbers)
+    notes = environment.warnings(artifact.environment, found)
+    if numbers is not None:
+        notes += placing.check(artifact, [entry.record for entry in loaded.frames], numbers)
     start = clock()
     loaded.load_kernels()
     seconds["kernels"] = clock() - start
@@ -225,9 +234,7 @@ def _prepare(
             if watch is not None:
                 watch.stop()
 
-    prepared = Prepared(
-        artifact, runtime, loaded, seconds, environment.warnings(artifact.environment, found), undo
-    )
+    prepared = Prepared(artifact, runtime, loaded, seconds, notes, undo)
     _active.append(prepared)
     return prepared
 

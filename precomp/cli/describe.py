@@ -10,6 +10,7 @@ from typing import Any
 from precomp import guard_words, triton_kernels
 from precomp.artifact import Artifact, Entry
 from precomp.cli import records, source
+from precomp.ordinals import place as place_of
 from precomp.value_words import of_value
 
 
@@ -71,6 +72,7 @@ def _frame(opened: Artifact, entry: Entry, record: dict[str, Any]) -> dict[str, 
             "line": None if found is None else found[1],
             "digest": entry.digest,
             "backend": _backend(record["backend"]),
+            "devices": place_of(record["devices"]),
             "inlined": [_inlined(module, steps) for module, steps, _ in record["inlined"]],
             "plans": [spec[1] for _, spec in record["globals"] if spec[0] == "plan"],
             "guards": [dataclasses.asdict(guard) for guard in guard_words.of_frame(record)],
@@ -183,6 +185,7 @@ def text(facts: dict[str, Any]) -> str:
     lines += table(rows, right=(2,))
     for frame in facts.get("frames", ()):
         lines += ["", place(frame), f"  {frame['backend']}, {len(frame['guards'])} guards"]
+        lines += [f"  served on {frame['devices']}"] if frame["devices"] else []
         lines += [f"  inlines {name}" for name in frame["inlined"]]
         lines += [f"    {guard['text']}" for guard in frame["guards"]]
     for launch in facts.get("launches", ()):

@@ -1,4 +1,4 @@
-"""Which names of torch's compiler modules frozen bytecode and guards use.
+"""Which names frozen bytecode and guards use, of torch's compiler modules above all.
 
 Serving takes them from the stand-in (docs/standin.md), so capture has to know them all.
 """
@@ -10,6 +10,22 @@ import marshal
 import sys
 import types
 from typing import Any
+
+
+def code_names(code: types.CodeType) -> set[str]:
+    """The global names that a code object and the code nested in it look up.
+
+    Not all of ``co_names``: Dynamo adds names there that its bytecode does not use.
+    """
+    names = {
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname.endswith(("_GLOBAL", "_NAME"))
+    }
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= code_names(constant)
+    return names
 
 
 def compiler_names(value: Any) -> set[tuple[str, str]]:

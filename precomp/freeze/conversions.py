@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from precomp import backends
+from precomp.freeze import devices
 from precomp.freeze.guards import GuardRecorder
 from precomp.freeze.plan_recorder import PlanRecorder
 from precomp.freeze.store import Unsupported
@@ -96,6 +97,16 @@ class FrameRecorder:
             code = function.__code__
             self._traced[-1].inlined[id(code)] = (code, function.__module__, function)
 
+    def _note_number(self, reason: str) -> None:
+        if self._traced:
+            self._traced[-1].numbers.append(reason)
+
+    def _note_graph(self, graph: Any) -> None:
+        if self._traced:
+            uses = devices.uses_of_graph(graph)
+            self._traced[-1].current |= uses.current
+            self._traced[-1].numbers += uses.numbers
+
     def install(self, patch: Patch) -> None:
         """Start listening; *patch(owner, name, new)* replaces an attribute while capturing."""
         api = capture_api()
@@ -127,6 +138,7 @@ class FrameRecorder:
 
         patch(api.InliningInstructionTranslator, "__init__", inline_init)
         self._watch_calls(patch)
+        devices.watch(patch, self._note_number, self._note_graph)
 
         create = api.CleanupHook.create
 

@@ -6,7 +6,6 @@ content, so that the same program always freezes to the same bytes.
 
 from __future__ import annotations
 
-import dis
 import functools
 import hashlib
 import types
@@ -17,11 +16,13 @@ from precomp.data import dumps
 from precomp.freeze import helpers, inlined
 from precomp.freeze.compiler_names import (
     aliased_names,
+    code_names,
     compiler_names,
     guarded_names,
     in_compiler,
 )
 from precomp.freeze.conversions import Converted, FrameRecorder, Installed
+from precomp.freeze.devices import Numbering
 from precomp.freeze.live import WEAK
 from precomp.freeze.module import freeze_module
 from precomp.freeze.plan import freeze_plan
@@ -29,22 +30,6 @@ from precomp.freeze.plan_source import GraphSource
 from precomp.freeze.store import Store, Unsupported
 from precomp.freeze.values import encode, encode_code
 from precomp.sources import qualname
-
-
-def code_names(code: types.CodeType) -> set[str]:
-    """The global names that a code object and the code nested in it look up.
-
-    Not all of ``co_names``: Dynamo adds names there that its bytecode does not use.
-    """
-    names = {
-        instruction.argval
-        for instruction in dis.get_instructions(code)
-        if instruction.opname.endswith(("_GLOBAL", "_NAME"))
-    }
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= code_names(constant)
-    return names
 
 
 def integers(code: types.CodeType) -> set[int]:
@@ -86,6 +71,7 @@ class FrameFreezer:
         self.order: list[str] = []
         self.helpers: set[tuple[str, str]] = set()
         self.plan_digests: dict[int, str | Unsupported] = {}
+        self.numbering = Numbering(recorder)
         # per scope: old name -> new name, and new name -> spec or refusal
         self.renames: dict[int, dict[str, str]] = {}
         self.specs: dict[int, dict[str, Any]] = {}
@@ -96,14 +82,26 @@ class FrameFreezer:
         known = self.plan_digests.get(id(source))
         if known is None:
             try:
-                record = freeze_plan(source, lambda graph: freeze_module(graph, self.store))
-                known = self.store.add("plan", record["kind"], dumps(record))
+                known = self._freeze_plan(source)
             except Unsupported as refusal:
                 known = refusal
             self.plan_digests[id(source)] = known
         if isinstance(known, Unsupported):
             raise known
         return known
+
+    def _freeze_plan(self, source: GraphSource) -> str:
+        numbers = self.numbering.of_graph(source)
+        while True:
+            store, stays = Store(), list[str]()
+            record = freeze_plan(
+                source, functools.partial(freeze_module, store=store, numbers=numbers, stays=stays)
+            )
+            self.numbering.keep(source, stays)
+            if not (stays and numbers):
+                self.store.entries.update(store.entries)
+                return self.store.add("plan", record["kind"], dumps(record))
+            numbers = {}
 
     def _name_globals(self, scope: int) -> None:
         rename: dict[str, str] = {}
@@ -216,7 +214,7 @@ class FrameFreezer:
             "bind": {key: tuple(row[1:] for row in rows) for key, rows in bind.items()},
         }
         self._take_helpers(frame, record)
-        return record
+        return self.numbering.settle(frame, record)
 
     def _bound_globals(
         self, frame: Converted, names: set[str], rename: dict[str, str]

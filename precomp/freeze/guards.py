@@ -316,6 +316,11 @@ class GuardRecorder:
                 used.update(names_of_globals(op[2][0].code))
         return used
 
+    def operations(self, guard_manager: Any) -> tuple[tuple[Any, ...], ...]:
+        """What was recorded of the tree of *guard_manager*, as it is on no tape yet."""
+        tree = self._trees.get(id(guard_manager.root))
+        return () if tree is None else (*tree.ops, ("device", tree.device))
+
     def bound_ids(self, guard_manager: Any) -> set[int]:
         """Ids of objects that the tape binds at its first accepted call. None of them may be a
         constant of the frame's bytecode."""

@@ -11,18 +11,28 @@ import torch
 
 from precomp import data, torch_api
 from precomp.freeze.cuda import freeze_launch
+from precomp.freeze.devices import DeviceNames
 from precomp.freeze.kernel import freeze_kernel
 from precomp.freeze.module_linker import ModuleLinker
 from precomp.freeze.store import Store, Unsupported
+from precomp.ordinals import Numbers, renumber
 
 
-def freeze_module(graph: Any, store: Store) -> str:
+def freeze_module(
+    graph: Any, store: Store, numbers: Numbers | None = None, stays: list[str] | None = None
+) -> str:
     """Store a ``CompiledFxGraph`` with its kernels and return the digest of the ``module`` entry.
 
     The digest depends on the content only: the same module compiled in another process, directory
-    or order has the same one. Raises Unsupported with the reason when the module cannot be frozen.
+    or order has the same one. *numbers*: what to write for the ordinals of GPUs; *stays* gets the
+    reasons why the module cannot run on other GPUs than its own. Raises Unsupported with the
+    reason when the module cannot be frozen.
     """
-    return store_module(module_record(graph, store), store)
+    devices = DeviceNames(numbers or {})
+    record = module_record(graph, store, devices)
+    if stays is not None:
+        stays += devices.reasons
+    return store_module(record, store)
 
 
 def store_module(record: dict[str, Any], store: Store) -> str:
@@ -31,24 +41,26 @@ def store_module(record: dict[str, Any], store: Store) -> str:
     return store.add("module", hashlib.sha256(blob).hexdigest(), blob)
 
 
-def module_record(graph: Any, store: Store) -> dict[str, Any]:
+def module_record(graph: Any, store: Store, devices: DeviceNames) -> dict[str, Any]:
     """The record of a ``CompiledFxGraph``; its kernels go to *store*."""
     _refuse(graph)
     namespace = _namespace(graph)
-    linker = ModuleLinker(graph, namespace)
+    linker = ModuleLinker(graph, namespace, devices)
     code = linker.link()
     kernels = tuple(
         (name, freeze_kernel(path, store)) for name, path in sorted(linker.kernels.items())
     )
     constants = tuple(_constant(name, tensor) for name, tensor in sorted(linker.constants.items()))
+    extern = linker.extern | devices.values
     return {
         "code": marshal.dumps(code, data.VERSION),
         "kernels": kernels,
         "cuda": tuple(
             (name, freeze_launch(kernel, store)) for name, kernel in sorted(linker.triton.items())
         ),
-        "extern": tuple(sorted(linker.extern.items())),
-        "constants": constants,
+        "extern": renumber(tuple(sorted(extern.items())), devices.numbers),
+        "constants": renumber(constants, devices.numbers),
+        "ordinals": tuple(sorted(devices.ordinals.items())),
         "ops": tuple(sorted(linker.operators.values())),
     }
 

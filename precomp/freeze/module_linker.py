@@ -20,6 +20,7 @@ from typing import Any
 
 from precomp import operators, torch_api
 from precomp.freeze.cuda import is_triton
+from precomp.freeze.devices import DeviceNames
 from precomp.freeze.store import Unsupported
 from precomp.freeze.values import Unencodable, encode
 
@@ -70,10 +71,11 @@ def _forbidden(encoded: Any) -> str | None:
 class ModuleLinker:
     """Turns the file into code whose globals are all listed."""
 
-    def __init__(self, graph: Any, namespace: dict[str, Any]) -> None:
+    def __init__(self, graph: Any, namespace: dict[str, Any], devices: DeviceNames) -> None:
         names = torch_api.capture()
         self.graph = graph
         self.namespace = namespace
+        self.devices = devices
         self.tensors: dict[str, Any] = dict(graph.constants or {})
         self.extern: dict[str, Any] = {}
         self.kernels: dict[str, str] = {}
@@ -292,6 +294,7 @@ class ModuleLinker:
     def _verify(self, code: CodeType) -> None:
         """Every global that the code reads must be listed, defined by it, or a builtin."""
         known = self.defined | self.extern.keys()
+        known |= self.devices.ordinals.keys() | self.devices.values.keys()
         for item in dis.get_instructions(code):
             if item.opname.startswith("IMPORT_"):
                 raise Unsupported(f"the generated code imports {item.argval}")
@@ -349,6 +352,8 @@ class _Resolver(ast.NodeTransformer):
         # Defaults and decorators belong to the scope outside.
         node.args.defaults = [self.visit(item) for item in node.args.defaults]
         node.args.kw_defaults = [item and self.visit(item) for item in node.args.kw_defaults]
+        if not self.scopes:
+            self.linker.devices.variables(node, self._static_value)
         self.scopes.append(_bound_names(node))
         if isinstance(node, ast.Lambda):
             node.body = self.visit(node.body)
@@ -370,6 +375,29 @@ class _Resolver(ast.NodeTransformer):
             if hasattr(node, field):
                 setattr(node, field, self.visit(getattr(node, field)))
         self.scopes.pop()
+        return node
+
+    def _static_value(self, node: ast.expr) -> Any:
+        """The value of a global, or of an attribute of a module; None if it is not known now."""
+        if isinstance(node, ast.Name):
+            return self.space.get(node.id) if self._is_global(node.id) else None
+        if isinstance(node, ast.Attribute):
+            owner = self._static_value(node.value)
+            return getattr(owner, node.attr, None) if isinstance(owner, ModuleType) else None
+        return None
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        found = self.linker.devices.call(node, self._static_value(node.func))
+        return self.generic_visit(node) if found is node else found
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        return self.linker.devices.text(node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        self.linker.devices.parts(node)
+        node.values = [
+            item if isinstance(item, ast.Constant) else self.visit(item) for item in node.values
+        ]
         return node
 
     visit_FunctionDef = _scope
@@ -397,6 +425,8 @@ class _Resolver(ast.NodeTransformer):
         return ast.copy_location(result, node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id in self.linker.devices.ordinals:
+            return node
         if self._is_global(node.id) and isinstance(node.ctx, ast.Load):
             node.id = self.linker._need(node.id, self.space, self.prefix)
         return node

@@ -12,7 +12,7 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -46,6 +46,13 @@ class Traced:
         self.inlined: dict[int, tuple[types.CodeType, str | None, Any]] = {}
         self.called: dict[int, tuple[types.CodeType, str | None]] = {}
         self.problems: list[str] = []
+        self.numbers: list[str] = []  # uses of the numbers of GPUs (precomp.freeze.devices)
+        self.current = False  # its graph asks for the current GPU
+
+    def all_code(self) -> Iterator[types.CodeType]:
+        """All code besides that of the frame itself."""
+        for rows in (self.inlined.values(), self.called.values()):
+            yield from (row[0] for row in rows)
 
     def inline(self, translator: Any) -> None:
         """Note what an InliningInstructionTranslator inlines."""

@@ -19,9 +19,11 @@ from typing import Any
 from precomp import _core, torch_api
 from precomp.data import loads
 from precomp.errors import CompileViolation
-from precomp.serve import guards, live, source, standin, triton
+from precomp.ordinals import Numbers
+from precomp.serve import devices, guards, live, source, standin, triton
 from precomp.serve import module as modules
 from precomp.serve import plan as plans
+from precomp.serve.devices import Placed
 from precomp.serve.kernel import KernelTable
 from precomp.serve.unknown import FileRules, holds_torch, never_converted
 from precomp.sources import qualname
@@ -32,10 +34,16 @@ HINT = "capture a run that makes this call, or fix what differs"
 
 
 class Loaded:
-    """One prepared artifact: its records by digest, decoded when first needed."""
+    """One prepared artifact: its records by digest, decoded when first needed.
 
-    def __init__(self, blobs: dict[str, bytes], kinds: dict[str, list[str]]) -> None:
+    *numbers*: ordinals of GPUs in the artifact -> here; None: see precomp.serve.devices.
+    """
+
+    def __init__(
+        self, blobs: dict[str, bytes], kinds: dict[str, list[str]], numbers: Numbers | None = None
+    ) -> None:
         self.blobs = blobs
+        self.numbers = numbers
         self.rules = [loads(blobs[digest]) for digest in kinds.get("rules", ())]
         # Entries of one code are tried in the order in which torch compiled them.
         order = dict.fromkeys(digest for rules in self.rules for digest in rules["order"])
@@ -48,8 +56,8 @@ class Loaded:
             triton.entries_of(blobs, kinds.get(kind, []), self.kernel.launcher)
             for kind in ("triton", "tuned")
         )
-        self._modules: dict[str, Callable[..., Any]] = {}
-        self._plans: dict[str, Callable[..., Any]] = {}
+        self._modules: dict[Any, Callable[..., Any]] = {}
+        self._plans: dict[Any, Callable[..., Any]] = {}
 
     def load_kernels(self) -> None:
         """Load all kernels; their bytes are not needed after that."""
@@ -61,20 +69,23 @@ class Loaded:
         """The bytes of an entry."""
         return self.blobs[digest]
 
-    def module(self, digest: str) -> Callable[..., Any]:
-        """The ``call`` function of a module entry."""
-        call = self._modules.get(digest)
+    def module(self, digest: str, numbers: Numbers) -> Callable[..., Any]:
+        """The ``call`` function of a module entry, on GPUs renumbered by *numbers*."""
+        key = (digest, *numbers.items())
+        call = self._modules.get(key)
         if call is None:
-            call = modules.load(loads(self.blobs[digest]), self.kernel)
-            self._modules[digest] = call
+            call = modules.load(loads(self.blobs[digest]), self.kernel, numbers)
+            self._modules[key] = call
         return call
 
-    def plan(self, digest: str) -> Callable[..., Any]:
-        """The callable of a plan entry."""
-        plan = self._plans.get(digest)
+    def plan(self, digest: str, numbers: Numbers) -> Callable[..., Any]:
+        """The callable of a plan entry, on GPUs renumbered by *numbers*."""
+        key = (digest, *numbers.items())
+        plan = self._plans.get(key)
         if plan is None:
-            plan = plans.load(loads(self.blobs[digest]), self.module)
-            self._plans[digest] = plan
+            record = loads(self.blobs[digest])
+            plan = plans.load(record, lambda module: self.module(module, numbers))
+            self._plans[key] = plan
         return plan
 
 
@@ -90,9 +101,19 @@ class Entry:
         self.stale: str | None = None
         # Whether its frame has a graph break: it goes on in another function.
         self.breaks = any(spec[0] in ("resume", "resume_closure") for _, spec in record["globals"])
+        # Where it is served; None: on the GPUs of the frame.
+        self.placed = devices.settled(record, loaded.numbers)
         self.binds = False  # its guard tree binds to the objects of the first accepted call
         self.live = live.needed(record)  # it is built for the live objects of a frame
-        self.bound = 0  # how often that was done
+        self.bound = 0  # how often that, or choosing a GPU for it, was done
+        self._on: dict[int, Placed] = {}
+
+    def on(self, ordinal: int) -> Placed:
+        """It on the GPU *ordinal*."""
+        placed = self._on.get(ordinal)
+        if placed is None:
+            placed = self._on[ordinal] = Placed(self.record, {0: ordinal})
+        return placed
 
 
 def relocate(value: Any, old: str, new: str) -> Any:
@@ -124,6 +145,7 @@ class Runtime:
         self.servers: list[_core.FrameServer] = []
         self._globals: dict[tuple[int, str], tuple[dict[str, Any], Any, Any]] = {}
         self._trees: dict[tuple[int, int], Any] = {}
+        self._on: dict[tuple[int, int, int], Any] = {}  # entry, ordinal, id of the globals
         self._installed: dict[int, tuple[types.CodeType, list[tuple[Any, types.CodeType]]]] = {}
         action = self.api.FrameAction
         self._actions = {int(member.value): member for member in action.__members__.values()}
@@ -153,6 +175,7 @@ class Runtime:
                 self.api.reset_code(code)
             self._installed.clear()
             self._trees.clear()
+            self._on.clear()
             for (_, name), (scope, value, _) in self._globals.items():
                 if scope.get(name) is value:
                     del scope[name]
@@ -226,25 +249,30 @@ class Runtime:
         """``(check, FrameReturn)`` of an entry for code in *f_globals*; None if it is stale."""
         with self.lock:
             entry = self.entries.get(number)
-            if entry is None or entry.live:  # those are built by _bind, which sees the frame
-                return None
-            try:
-                pair = self._build(entry, code, f_globals)
-                self._trees[number, id(f_globals)] = pair
-                return pair
-            except (_core.Stale, guards.NeedsCompiler) as reason:
-                entry.stale = str(reason)
-                self._trees[number, id(f_globals)] = None
-                return None
+            if entry is None or entry.live or entry.placed is None:
+                return None  # rebind builds it, which sees the frame
+            return self._try_build(entry, entry.placed, code, f_globals)
+
+    def _try_build(
+        self, entry: Entry, placed: Placed, code: types.CodeType, f_globals: dict[str, Any]
+    ) -> Any:
+        try:
+            pair = self._build(entry, placed, code, f_globals)
+        except (_core.Stale, guards.NeedsCompiler) as reason:
+            entry.stale = str(reason)
+            pair = None
+        self._trees[entry.number, id(f_globals)] = pair
+        return pair
 
     def _build(
         self,
         entry: Entry,
+        placed: Placed,
         code: types.CodeType,
         f_globals: dict[str, Any],
         f_locals: Any = None,
     ) -> Any:
-        record = entry.record
+        record = placed.record
         own, here = record["module"], str(f_globals.get("__name__"))
         moved = own != here
         source.check(record, here)
@@ -254,7 +282,7 @@ class Runtime:
         if entry.live:
             binding = live.Binding(record, tape, f_locals, f_globals, twins)
             tape = binding.tape(tape)
-        self._install_globals(entry, f_globals, code, binding)
+        self._install_globals(entry, placed, f_globals, code, binding)
         guard_tape = _core.GuardTape(tape)
         entry.binds = guard_tape.binds
         root, keep = guards.build(
@@ -267,14 +295,16 @@ class Runtime:
         )
         encoded = relocate(record["code"], own, here) if moved else record["code"]
         transformed = _core.decode_code(encoded, code.co_filename, code.co_firstlineno, twins)
-        if binding is not None:
-            transformed = live.rename_code(transformed, binding.names)
+        for names in (placed.names, binding.names if binding else None):
+            if names:
+                transformed = live.rename_code(transformed, names)
         manager = guards.GuardWrapper(root, f_globals, keep)
         guarded = types.SimpleNamespace(
             code=transformed,
             guard_manager=manager,
             compile_id=f"precomp/{entry.number}",
             trace_annotation="precomp",
+            record=record,
         )
         known = self._installed.setdefault(id(code), (code, []))
         known[1].append((manager, transformed))
@@ -285,11 +315,13 @@ class Runtime:
             binding.watch(functools.partial(self._unbind, binding, code, manager, f_globals))
         return root.check, _core.FrameReturn(guarded, self.run)
 
-    def _bind(self, entry: Entry, frame: Any) -> Any:
+    def _bind(self, entry: Entry, placed: Placed, frame: Any) -> Any:
         """Serve *entry* for the live objects of *frame*; None when they do not fit."""
         with self.lock:
             try:
-                check, answer = self._build(entry, frame.f_code, frame.f_globals, frame.f_locals)
+                check, answer = self._build(
+                    entry, placed, frame.f_code, frame.f_globals, frame.f_locals
+                )
             except (_core.Stale, guards.NeedsCompiler, live.Unfit) as reason:
                 entry.stale = str(reason)
                 return None
@@ -329,31 +361,39 @@ class Runtime:
     def _install_globals(
         self,
         entry: Entry,
+        placed: Placed,
         f_globals: dict[str, Any],
         code: types.CodeType,
         binding: live.Binding | None,
     ) -> None:
         if binding is not None:
-            specs = dict(entry.record["globals"])
-            made = binding.globals(lambda name: entry.loaded.plan(specs[name][1]))
+            specs = dict(placed.record["globals"])
+            made = binding.globals(
+                lambda name: entry.loaded.plan(specs[name][1], placed.numbers)
+            )
             for name, value in made.items():
                 f_globals[name] = value
                 self._globals[id(f_globals), name] = (f_globals, value, ("bound",))
-        for name, spec in entry.record["globals"]:
+        for name, spec in placed.record["globals"]:
             if binding is not None and name in binding.names:
                 continue
             if (id(f_globals), name) in self._globals and name in f_globals:
                 continue
-            value = self._global(entry, spec, f_globals, code)
+            value = self._global(entry, placed, spec, f_globals, code)
             f_globals[name] = value
             self._globals[id(f_globals), name] = (f_globals, value, spec)
 
     def _global(
-        self, entry: Entry, spec: tuple[Any, ...], f_globals: dict[str, Any], code: types.CodeType
+        self,
+        entry: Entry,
+        placed: Placed,
+        spec: tuple[Any, ...],
+        f_globals: dict[str, Any],
+        code: types.CodeType,
     ) -> Any:
         kind = spec[0]
         if kind == "plan":
-            return entry.loaded.plan(spec[1])
+            return entry.loaded.plan(spec[1], placed.numbers)
         if kind == "builtins":
             value = f_globals.get("__builtins__", builtins)
             return value if isinstance(value, dict) else value.__dict__
@@ -392,20 +432,55 @@ class Runtime:
         return None
 
     def rebind(self, frame: Any, numbers: tuple[int, ...]) -> Any:
-        """Serve a second instance whose objects the bound tree of an entry refuses."""
+        """Serve what only the frame decides: another instance than the one that the tree of an
+        entry is bound to, live objects, the GPU."""
+        shown = devices.Shown(frame)
         for number in numbers:
             entry = self.entries.get(number)
-            if entry is None or not (entry.binds or entry.live):
+            if entry is None:
                 continue
-            if entry.live:
-                answer = self._bind(entry, frame)
-                if answer is not None:
-                    return answer
-                continue
-            built = self.build(number, frame.f_code, frame.f_globals)
-            if built is not None and built[0](frame.f_locals):
-                return built[1]
+            if entry.placed is not None:
+                answer = self._rebind(entry, entry.placed, frame)
+            else:
+                answer = self._serve_on_any(entry, shown, frame)
+            if answer is not None:
+                return answer
         return None
+
+    def _serve_on_any(self, entry: Entry, shown: devices.Shown, frame: Any) -> Any:
+        try:
+            ordinals = devices.for_frame(entry.record, entry.loaded.numbers, shown)
+        except _core.Stale as reason:
+            entry.stale = str(reason)
+            return None
+        answers = (self._serve_on(entry, ordinal, frame) for ordinal in ordinals)
+        return next(filter(None, answers), None)
+
+    def _rebind(self, entry: Entry, placed: Placed, frame: Any) -> Any:
+        if entry.live:
+            return self._bind(entry, placed, frame)
+        if not entry.binds:
+            return None
+        with self.lock:
+            built = self._try_build(entry, placed, frame.f_code, frame.f_globals)
+        return built[1] if built is not None and built[0](frame.f_locals) else None
+
+    def _serve_on(self, entry: Entry, ordinal: int, frame: Any) -> Any:
+        """Serve *entry* on one GPU; None when it does not accept the frame there."""
+        placed = entry.on(ordinal)
+        if entry.live:
+            return self._bind(entry, placed, frame)
+        key = (entry.number, ordinal, id(frame.f_globals))
+        with self.lock:
+            built = self._on.get(key)
+            if built is None or (entry.binds and not built[0](frame.f_locals)):
+                built = self._try_build(entry, placed, frame.f_code, frame.f_globals)
+                self._on[key] = built
+            self._trees[entry.number, id(frame.f_globals)] = built
+            if built is None or not built[0](frame.f_locals):
+                return None
+            entry.bound += 1
+            return built[1]
 
     def why(self, frame: Any, numbers: tuple[int, ...]) -> str:
         """Why no entry accepts *frame*: the failed guard, or what changed."""
@@ -420,9 +495,10 @@ class Runtime:
             if built is None:
                 reasons.append(entry.stale or NOT_CAPTURED)
             else:
-                manager = built[1].guarded_code.guard_manager
+                guarded = built[1].guarded_code
                 scopes = frame.f_locals, frame.f_globals
-                reasons.append(explain(manager.root, *scopes, entry.record))
+                why = explain(guarded.guard_manager.root, *scopes, guarded.record)
+                reasons.append(why + devices.only(entry.record))
         if reasons:
             return "; ".join(dict.fromkeys(reasons))
         same_name = self.names.get(qualname(frame.f_code), ())

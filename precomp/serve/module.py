@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from precomp import _core, operators, torch_api
+from precomp.ordinals import Numbers, renumber
 from precomp.serve.kernel import KernelTable
 
 #: Raised by ``load`` when an operator is missing or differs from the captured one.
@@ -19,8 +20,12 @@ StaleModule = _core.Stale
 _NAME = "precomp.module"
 
 
-def load(record: dict[str, Any], kernels: KernelTable) -> Callable[..., Any]:
+def load(
+    record: dict[str, Any], kernels: KernelTable, numbers: Numbers | None = None
+) -> Callable[..., Any]:
     """The ``call`` of a frozen module: takes a list of inputs, empties it, returns a tuple.
+
+    It runs on the GPUs that the record names, renumbered by *numbers*.
 
     Raises ``_core.Stale`` when an operator that the module calls is missing or has changed since
     capture, CudaError when a kernel cannot be launched on this machine. Constants are made anew and
@@ -28,13 +33,16 @@ def load(record: dict[str, Any], kernels: KernelTable) -> Callable[..., Any]:
     """
     _check_operators(record["ops"])
     namespace: dict[str, Any] = {"__builtins__": builtins, "__name__": _NAME}
-    for name, encoded in record["extern"]:
+    numbers = numbers or {}
+    for name, encoded in renumber(record["extern"], numbers):
         namespace[name] = _core.decode(encoded)
+    for name, ordinal in record["ordinals"]:
+        namespace[name] = numbers.get(ordinal, ordinal)
     for name, digest in record["kernels"]:
         namespace[name] = kernels(digest)
     for name, launch in record["cuda"]:
         namespace[name] = kernels.launcher(launch)
-    for name, *description in record["constants"]:
+    for name, *description in renumber(record["constants"], numbers):
         namespace[name] = _constant(*description)
     code = marshal.loads(record["code"])
     names = torch_api.serve()

@@ -211,6 +211,9 @@ CAPTURE: dict[str, str] = {
     "OpNamespace": "torch._ops:_OpNamespace",
     "Ops": "torch._ops:_Ops",
     "align_inputs_from_check_idxs": "torch._inductor.utils:align_inputs_from_check_idxs",
+    "ConstantVariable": "torch._dynamo.variables.constant:ConstantVariable",
+    "TensorVariable": "torch._dynamo.variables.tensor:TensorVariable",
+    "UserDefinedClassVariable": "torch._dynamo.variables.user_defined:UserDefinedClassVariable",
     "CachingAutotuner": "torch._inductor.runtime.triton_heuristics:CachingAutotuner",
     "GridExpr": "torch._inductor.runtime.triton_heuristics:GridExpr",
     "StaticTritonKernel": (
@@ -417,6 +420,11 @@ BEHAVIOUR: frozenset[str] = frozenset({"exec"})
 
 # Attribute of a function with declared dynamic shapes; None: torch has no such declaration.
 SHAPES_ATTRIBUTE: str | None = None
+
+# ---------------------------------------------------------------- modules
+
+# Functions of the wrappers that Inductor generates whose only argument is the number of a GPU.
+TAKES_ORDINAL: tuple[str, ...] = ("_DeviceGuard", "set_device", "_cuda_getCurrentRawStream")
 
 # ---------------------------------------------------------------- plans
 

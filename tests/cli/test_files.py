@@ -96,6 +96,7 @@ def test_inspect_shows_guards_by_function(cli, one, tmp_path):
     text = ok(cli("inspect", "--guards", one))
     assert f"Model.forward ({tmp_path}/model.py:4)" in text
     assert "inlines helpers.scale" in text
+    assert "served on cuda:1 only: it reads the number of a device" in text
     tensor_line = "L['x'] is a tensor: float32, shape [8, 32], strides [1, 1], device cpu"
     assert tensor_line in text
     facts = json.loads(ok(cli("inspect", "--guards", "--json", one)))
