@@ -3,7 +3,9 @@
 # package registry or pytest: captured, and served in a fresh process without a compiler on PATH and
 # with empty caches; losses, gradients and parameters must be the same bits.
 #
-#   OUT=FOLDER tools/gpu_programs.sh [NAME...]
+#   OUT=FOLDER tools/gpu_programs.sh [--serve-on ORDINAL] [NAME...]
+#
+# All is captured on cuda:0; with --serve-on 1 it is served on cuda:1, which needs two GPUs.
 #
 # Needs wheelhouse/precomp-*.whl for this Python, self-contained (auditwheel repair), and gcc.
 # Writes FOLDER/gpu_programs.json; PYTHON names the interpreter.

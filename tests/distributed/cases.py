@@ -15,6 +15,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {}
+# "cpu" or "cuda": a GPU for each rank, in reverse order of the ranks where RANKS_SWAP is set.
+DEVICE = os.environ.get("RANKS_DEVICE", "cpu")
 STEPS = 3
 BATCH = 8
 
@@ -31,7 +33,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def batch(step: int, size: int = BATCH) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
     x = torch.rand(size, blocks.FEATURES, generator=generator)
-    return x, torch.rand(size, generator=generator)
+    return x.to(DEVICE), torch.rand(size, generator=generator).to(DEVICE)
 
 
 def train(
@@ -65,11 +67,11 @@ def train(
 
 def model(**options: Any) -> blocks.Net:
     torch.manual_seed(0)
-    return blocks.Net(**options)
+    return blocks.Net(**options).to(DEVICE)
 
 
 def mesh() -> Any:
-    return init_device_mesh("cpu", (dist.get_world_size(),))
+    return init_device_mesh(DEVICE, (dist.get_world_size(),))
 
 
 def shard(net: blocks.Net, **options: Any) -> blocks.Net:
@@ -193,6 +195,13 @@ def ddp_buckets() -> dict[str, Any]:
 
 
 @case
+def ddp_device_ids() -> dict[str, Any]:
+    ordinals = None if DEVICE == "cpu" else [torch.cuda.current_device()]
+    ddp = DistributedDataParallel(model(width=60_000), bucket_cap_mb=1, device_ids=ordinals)
+    return train(ddp, torch.compile(ddp))
+
+
+@case
 def ddp_no_sync() -> dict[str, Any]:
     ddp = DistributedDataParallel(model())
     run = torch.compile(ddp)
@@ -237,4 +246,8 @@ def start() -> None:
     from datetime import timedelta
 
     seconds = int(os.environ.get("GROUP_TIMEOUT", "60"))
-    dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
+    if DEVICE == "cuda":
+        local, count = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
+        torch.cuda.set_device(count - 1 - local if os.environ.get("RANKS_SWAP") else local)
+    backend = "nccl" if DEVICE == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=seconds))

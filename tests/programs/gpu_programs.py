@@ -6,6 +6,7 @@ on a GPU cuDNN, attention and gradients of embeddings add atomically by default,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,10 @@ from torch.nn import functional as F
 torch.use_deterministic_algorithms(True)
 torch.backends.cuda.enable_cudnn_sdp(False)
 
-DEVICE = "cuda"
+# PROGRAMS_DEVICE names a GPU; with PROGRAMS_SET_DEVICE it is made the current one, too.
+DEVICE = os.environ.get("PROGRAMS_DEVICE", "cuda")
+if os.environ.get("PROGRAMS_SET_DEVICE"):
+    torch.cuda.set_device(DEVICE)
 _batches = programs.batches
 
 
@@ -46,7 +50,7 @@ class Language(nn.Module):
         self.head = nn.Linear(256, 8192, bias=False)
 
     def forward(self, tokens, targets):
-        with torch.autocast(DEVICE, torch.bfloat16):
+        with torch.autocast("cuda", torch.bfloat16):
             x = self.norm(self.encoder(self.token(tokens)))
             return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
 

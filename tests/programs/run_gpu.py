@@ -3,11 +3,14 @@
 The reference is the captured run. A second served and another compiled run tell whether torch
 gives the same bits twice; the other compiled run may also have tuned other configurations.
 
-``python run_gpu.py OUT.json [NAME...]``. Exit status 0: all the same bits.
+``python run_gpu.py [--serve-on ORDINAL] OUT.json [NAME...]``. Captured on ``cuda:0``; with
+``--serve-on`` served on another GPU, once as the current one and once not. Exit status 0: all the
+same bits.
 """
 
 from __future__ import annotations
 
+import argparse
 import concurrent.futures
 import json
 import os
@@ -29,7 +32,9 @@ KEPT = ("LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE
 ALLOWED = {"user_kernel": {"triton"}, "gpt2": {"sympy", "triton"}}
 
 
-def run(side: str, place: Path, *arguments: str, compiler: bool = True) -> dict[str, Any]:
+def run(
+    side: str, place: Path, *arguments: str, compiler: bool = True, **variables: str
+) -> dict[str, Any]:
     place.mkdir(parents=True)
     env = {name: os.environ[name] for name in KEPT if name in os.environ} | {
         "HOME": str(place),
@@ -39,6 +44,7 @@ def run(side: str, place: Path, *arguments: str, compiler: bool = True) -> dict[
         "PATH": os.environ["PATH"] if compiler else "/nonexistent",
         "OMP_NUM_THREADS": "1",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        **variables,
     }
     done = subprocess.run(
         [sys.executable, str(HERE / "runner.py"), side, "--programs", "gpu_programs", *arguments],
@@ -49,8 +55,10 @@ def run(side: str, place: Path, *arguments: str, compiler: bool = True) -> dict[
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def one(name: str, root: Path) -> dict[str, Any]:
+def one(name: str, root: Path, ordinal: int) -> dict[str, Any]:
     """What happened to one program: a report with ``ok`` and what is wrong."""
+    there = {"PROGRAMS_DEVICE": f"cuda:{ordinal}"} if ordinal else {}
+    current = there | {"PROGRAMS_SET_DEVICE": "1"} if there else {}
     place = root / name
     captured = run("capture", place / "capture", str(place), name)
     report: dict[str, Any] = {"name": name, "ok": False}
@@ -59,12 +67,13 @@ def one(name: str, root: Path) -> dict[str, Any]:
         return report | {"side": "capture", "wrong": wrong}
     report["artifact_bytes"] = (place / f"{name}.precomp").stat().st_size
     report["captured"] = captured["reports"][name]
-    served = run("serve", place / "serve", str(place), name, compiler=False)
+    served = run("serve", place / "serve", str(place), name, compiler=False, **there)
     wrong = served.get("failed") or served["errors"].get(name)
     if wrong:
         return report | {"side": "serve", "wrong": wrong}
-    again = run("serve", place / "again", str(place), name, compiler=False)
+    again = run("serve", place / "again", str(place), name, compiler=False, **current)
     report["served_differs_from_itself"] = again.get("results") != served["results"]
+    report["again_violations"] = again.get("failed") or again["violations"]
     compiled = run("compiled", place / "compiled", name)
     expected = captured["results"][name]
     report["differences"] = differences(expected, served["results"][name])[:5]
@@ -76,20 +85,25 @@ def one(name: str, root: Path) -> dict[str, Any]:
     allowed = ALLOWED.get(name, set())
     report["ok"] = not (
         report["differences"] or served["violations"] or set(served["compiler"]) - allowed
-        or served["spawns"]
+        or served["spawns"] or report["again_violations"]
     )  # fmt: skip
     return report
 
 
 def main() -> int:
-    out, *names = sys.argv[1:]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--serve-on", type=int, default=0, metavar="ORDINAL")
+    options = parser.parse_args()
     sys.path.insert(0, str(HERE))
     import torch
     from gpu_programs import PROGRAMS
 
     with tempfile.TemporaryDirectory(prefix="precomp-gpu-") as temporary:
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
-            jobs = [pool.submit(one, name, Path(temporary)) for name in names or PROGRAMS]
+            names = options.names or PROGRAMS
+            jobs = [pool.submit(one, name, Path(temporary), options.serve_on) for name in names]
             reports = []
             for job in concurrent.futures.as_completed(jobs):
                 reports.append(job.result())
@@ -97,9 +111,10 @@ def main() -> int:
     found = {
         "torch": torch.__version__,
         "gpu": torch.cuda.get_device_name(0),
+        "served_on": options.serve_on,
         "programs": sorted(reports, key=lambda row: row["name"]),
     }
-    Path(out).write_text(json.dumps(found, indent=1) + "\n")
+    options.out.write_text(json.dumps(found, indent=1) + "\n")
     wrong = [row["name"] for row in reports if not row["ok"]]
     print(f"{len(reports)} programs, {len(wrong)} wrong: {wrong}")
     return 1 if wrong else 0
