@@ -237,12 +237,10 @@ class Numbering:
         if not ordinals:
             return {**record, "devices": None}
         if not numbers:
-            return {**record, "devices": (tuple(sorted(ordinals)), self._because(frame))}
+            reasons = tuple(dict.fromkeys(self._reasons[id(frame)]))
+            return {**record, "devices": (tuple(sorted(ordinals)), reasons)}
         devices = CURRENT if frame.traced.current else ANY
         return {**renumber(record, numbers), "devices": devices}
-
-    def _because(self, frame: Any) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self._reasons[id(frame)]))
 
 
 def _graph_ordinals(source: Any) -> set[int]:

@@ -38,10 +38,8 @@ class Placed:
         if not self.numbers:
             self.record = record
             return
-        suffix = "".join(f"_{new}" for new in self.numbers.values())
-        self.names = {
-            name: f"{name}_on{suffix}" for name, spec in record["globals"] if spec[0] == "plan"
-        }
+        suffix = "".join(f"_{old}as{new}" for old, new in self.numbers.items())
+        self.names = {name: name + suffix for name, spec in record["globals"] if spec[0] == "plan"}
         moved = renumber(record, self.numbers)
         moved["globals"] = tuple(
             (self.names.get(name, name), spec) for name, spec in moved["globals"]
