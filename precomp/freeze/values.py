@@ -105,6 +105,10 @@ def encode(value: Any) -> Encoded:
 
 
 def _encode_dict(value: dict[Any, Any]) -> Encoded:
+    # Dynamo's code makes nested functions over the globals of a module.
+    module = value.get("__name__")
+    if isinstance(module, str) and getattr(sys.modules.get(module), "__dict__", None) is value:
+        return ("P", module, "__dict__", _core.kind_of(value))
     return ("d", tuple((encode(key), encode(item)) for key, item in value.items()))
 
 

@@ -310,9 +310,17 @@ class Package:
         return self.state == LOADING and self.thread != threading.get_ident()
 
     def _real_spec(self, name: str) -> Spec | None:
-        parent = name.rpartition(".")[0]
-        path = self.path if parent == self.name else sys.modules[parent].__path__
-        return importlib.machinery.PathFinder.find_spec(name, path)
+        path = self._real_path(name.rpartition(".")[0])
+        return None if path is None else importlib.machinery.PathFinder.find_spec(name, path)
+
+    def _real_path(self, package: str) -> Sequence[str] | None:
+        """Where the submodules of *package* are, which need not be imported."""
+        if package == self.name:
+            return self.path
+        if package in sys.modules:
+            return list(sys.modules[package].__path__)
+        spec = self._real_spec(package)
+        return None if spec is None else spec.submodule_search_locations
 
     def make(self, name: str) -> types.ModuleType:
         """The module object of a stand-in, with its home."""

@@ -1,35 +1,29 @@
-"""A small network whose parameters no world size divides."""
+"""A small network of the layers of examples/recsys, whose parameters no world size divides."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import torch
 from torch import nn
-from torch.nn.functional import relu
 from torch.utils.checkpoint import checkpoint
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "recsys"))
+
+from dlrm import DLRM, MLP  # noqa: E402
+
+__all__ = ["DLRM", "FEATURES", "MLP", "Net"]
+
 FEATURES = 6
-
-
-class Block(nn.Module):
-    def __init__(self, *widths: int, last: bool = True) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(map(nn.Linear, widths, widths[1:]))
-        self.last = last
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for i, layer in enumerate(self.layers):
-            x = layer(x)
-            if self.last or i + 1 < len(self.layers):
-                x = relu(x)
-        return x
 
 
 class Net(nn.Module):
     def __init__(self, width: int = 13, checkpoint: bool = False) -> None:
         super().__init__()
-        self.bottom = Block(FEATURES, width, 7)
+        self.bottom = MLP(FEATURES, width, 7)
         self.scale = nn.Parameter(torch.rand(7))
-        self.top = Block(7, 1, last=False)
+        self.top = MLP(7, 1, last=False)
         self.checkpoint = checkpoint
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -70,14 +70,17 @@ def model(**options: Any) -> blocks.Net:
     return blocks.Net(**options).to(DEVICE)
 
 
-def mesh() -> Any:
-    return init_device_mesh(DEVICE, (dist.get_world_size(),))
+def mesh(*shape: int) -> Any:
+    shape = shape or (dist.get_world_size(),)
+    return init_device_mesh(DEVICE, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
 
 
-def shard(net: blocks.Net, **options: Any) -> blocks.Net:
-    for block in (net.bottom, net.top):
-        fully_shard(block, mesh=mesh(), **options)
-    fully_shard(net, mesh=mesh(), **options)
+def shard(net: nn.Module, *, over: Any = None, **options: Any) -> nn.Module:
+    """FSDP2 of each block of *net* and of itself, over that mesh, or over all ranks."""
+    over = mesh() if over is None else over
+    for block in net.children():
+        fully_shard(block, mesh=over, **options)
+    fully_shard(net, mesh=over, **options)
     return net
 
 
@@ -174,6 +177,51 @@ def fsdp_accumulate() -> dict[str, Any]:
     with torch.no_grad():
         out = run(batch(9)[0])
     return {"losses": losses, "out": out, "parameters": [local(p) for p in net.parameters()]}
+
+
+@case
+def fsdp_hybrid() -> dict[str, Any]:
+    """HSDP: two groups of ranks that hold the whole model, sharded inside each."""
+    net = shard(model(), over=mesh(2, dist.get_world_size() // 2))
+    return train(net, torch.compile(net))
+
+
+@case
+def fsdp_recommendation() -> dict[str, Any]:
+    """A larger model, whose tables no number of ranks divides."""
+    torch.manual_seed(0)
+    net = blocks.DLRM(columns=5, rows=1009, width=10).to(DEVICE)
+    for table in net.tables.tables:
+        fully_shard(table, mesh=mesh())
+    run = torch.compile(shard(net))
+    sparse = torch.randint(1009, (BATCH, 5)).to(DEVICE)
+    return train(net, lambda x: run(torch.cat([x, x, x[:, :1]], 1), sparse))
+
+
+@case
+def pipeline() -> dict[str, Any]:
+    """Two stages, each on a rank of its own, and two microbatches."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    net = model()
+    stage = (net.bottom, net.top)[dist.get_rank()]
+    stage.compile()
+    schedule = ScheduleGPipe(
+        PipelineStage(stage, dist.get_rank(), 2, torch.device(DEVICE)),
+        n_microbatches=2,
+        loss_fn=lambda out, y: nn.functional.mse_loss(out.squeeze(-1), y),
+    )
+    optimizer = torch.optim.Adam(stage.parameters(), lr=1e-2, foreach=True)
+    losses: list[torch.Tensor] = []
+    for step in range(STEPS):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        if dist.get_rank() == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=y, losses=losses)
+        optimizer.step()
+    return {"losses": losses, "parameters": list(stage.parameters())}
 
 
 @case

@@ -39,9 +39,13 @@ def capture_and_serve(tmp_path_factory, inductor_cache) -> Callable[..., Runs]:
         artifacts.mkdir()
         capturing = ranks.places(root / "capture", 2, cache=inductor_cache)
         serving = ranks.places(root / "serve", 2, compiler=False)
-        captured = ranks.run(capturing, "worker.py", "capture", artifacts, *names, timeout=900)
+        captured = [
+            rank.facts
+            for rank in ranks.run(capturing, "worker.py", "capture", artifacts, *names, timeout=900)
+        ]
+        assert [rank["errors"] for rank in captured] == [{}, {}]
         served = ranks.run(serving, "worker.py", "serve", artifacts, *names)
-        return Runs(artifacts, [r.facts for r in captured], [r.facts for r in served])
+        return Runs(artifacts, captured, [rank.facts for rank in served])
 
     return run
 

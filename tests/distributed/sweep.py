@@ -15,13 +15,20 @@ CASES = (
     "fsdp_compiled_model", "fsdp_compile_method_after", "fsdp_compile_method_before",
     "fsdp_blocks_before", "fsdp_blocks_after", "fsdp_remainder", "fsdp_remainder_per_rank",
     "fsdp_mixed_precision", "fsdp_checkpointing", "fsdp_checkpoint_wrapper", "fsdp_accumulate",
-    "ddp_one_bucket", "ddp_compiled_module", "ddp_buckets", "ddp_no_sync",
+    "fsdp_recommendation", "fsdp_hybrid", "pipeline", "ddp_one_bucket", "ddp_compiled_module", "ddp_buckets", "ddp_no_sync",
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def all_cases(capture_and_serve):
     return capture_and_serve(*CASES)
+
+
+def same_results(compiled, served):
+    for one, other in zip(compiled, served, strict=True):
+        assert one["errors"] == other["errors"] == {}
+        assert other["violations"] == other["missing"] == other["spawns"] == []
+        assert differences(one["results"], other["results"]) == []
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -43,17 +50,25 @@ def test_ranks_store_one_artifact(all_cases, name):
 def test_an_artifact_of_two_ranks_serves_other_world_sizes(
     all_cases, inductor_cache, tmp_path, count
 ):
-    names = ("fsdp_compiled_model", "fsdp_remainder", "ddp_one_bucket")
+    names = ("fsdp_compiled_model", "fsdp_remainder", "fsdp_recommendation", "ddp_one_bucket")
     compiling = Place(tmp_path / "compile", cache=inductor_cache)
     serving = Place(tmp_path / "serve", compiler=False)
     compiled = ranks.forked(compiling, count, ranks.COMPILED, "worker.py", "compiled", *names)
     served = ranks.forked(
         serving, count, ranks.SERVED, "worker.py", "serve", all_cases.directory, *names
     )
-    for one, other in zip(compiled, served, strict=True):
-        assert one["errors"] == other["errors"] == {}
-        assert other["violations"] == other["missing"] == other["spawns"] == []
-        assert differences(one["results"], other["results"]) == []
+    same_results(compiled, served)
+
+
+def test_an_artifact_of_two_ranks_serves_hybrid_sharding(all_cases, inductor_cache, tmp_path):
+    """2 groups of 2 ranks, from what was captured without replicas."""
+    name = "fsdp_hybrid"
+    (tmp_path / f"{name}.precomp").symlink_to(all_cases.directory / "fsdp_compiled_model.precomp")
+    compiling = Place(tmp_path / "compile", cache=inductor_cache)
+    serving = Place(tmp_path / "serve", compiler=False)
+    compiled = ranks.forked(compiling, 4, ranks.COMPILED, "worker.py", "compiled", name)
+    served = ranks.forked(serving, 4, ranks.SERVED, "worker.py", "serve", tmp_path, name)
+    same_results(compiled, served)
 
 
 def test_an_artifact_of_16_ranks_is_the_same_file(all_cases, inductor_cache, tmp_path):

@@ -18,7 +18,7 @@ GROUPS = (
     ("mlp", "two", "dyn", "modes"),
     ("enc", "modc", "infer"),
     ("bn", "rnd", "amp", "ck"),
-    ("ali", "brk", "dis", "seq", "alias"),
+    ("ali", "brk", "dis", "nst", "seq", "alias"),
     ("fn", "kw", "regional", "update"),
 )
 

@@ -153,6 +153,23 @@ class CallsDisabled(nn.Module):
         return self.b(twice_and_one(torch.relu(self.a(x))))
 
 
+class NestedFunctions(nn.Module):
+    """A function made before a graph break and called after it, and a break in a comprehension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 10) for _ in range(2))
+
+    def forward(self, x):
+        factor = x.mean()
+
+        def scaled(value: torch.Tensor, by: float = 2.0, *, shift: float = 1.0) -> torch.Tensor:
+            return value * factor * by + shift
+
+        first, second = [twice_and_one(layer(x)) for layer in self.layers]
+        return scaled(first) + scaled(second, shift=0.5)
+
+
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -486,6 +503,7 @@ PROGRAMS: dict[str, Program] = {
     "ali": Program(training(Aliasing, (8, 32))),
     "brk": Program(training(GraphBreaks, (8, 32))),
     "dis": Program(training(CallsDisabled, (8, 32))),
+    "nst": Program(training(NestedFunctions, (8, 32))),
     "two": Program(training(MLP, (8, 32), (5, 32)), turns=True),
     "dyn": Program(training(MLP, (8, 32), mark_dynamic=True)),
     "modc": Program(training(Encoder, (4, 16, 64), compile=in_place), turns=True),

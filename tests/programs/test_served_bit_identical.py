@@ -10,7 +10,7 @@ from processes import Place, differences
 RUNNER = Path(__file__).with_name("runner.py")
 
 NAMES = (
-    "mlp", "enc", "bn", "rnd", "amp", "ck", "ali", "brk", "dis", "two", "dyn", "modc", "seq",
+    "mlp", "enc", "bn", "rnd", "amp", "ck", "ali", "brk", "dis", "nst", "two", "dyn", "modc", "seq",
     "alias", "modes", "fn", "kw", "regional", "infer", "update",
 )  # fmt: skip
 

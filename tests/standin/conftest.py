@@ -16,7 +16,10 @@ import sys
 from precomp import data
 from precomp.freeze import helpers
 module = "torch._dynamo.polyfills"
-names = [(module, "mutable_mapping_update"), (module, "Mapping")]
+names = [
+    (module, "mutable_mapping_update"), (module, "Mapping"),
+    ("torch._dynamo.variables.functions", "_create_nested_fn"),
+]
 open(sys.argv[1], "wb").write(data.dumps(helpers.collect(names)))
 """
 

@@ -528,6 +528,11 @@ def names_for_bytecode() -> None:
     hidden = standin.module_for("torch._dynamo.eval_frame")
     assert hidden.innermost_fn(torch._dynamo.disable(abs)) is abs
     assert "torch._dynamo.eval_frame" not in sys.modules
+    deep = standin.module_for("torch._dynamo.variables.functions")
+    code = (lambda: a + b).__code__  # type: ignore[name-defined] # noqa: F821
+    made = deep._create_nested_fn(code, {"a": 1, "b": 2}, "made", None, None, None, None)
+    assert made() == 3
+    assert "torch._dynamo.variables" not in sys.modules
     assert not standin.is_real()
     assert standin.module_for("torch._dynamo") is torch._dynamo
     assert standin.module_for("math").pi > 3
@@ -536,6 +541,7 @@ def names_for_bytecode() -> None:
     assert standin.materialized_by() == "torch._dynamo.guards"
     assert standin.module_for("torch._dynamo.utils") is utils
     assert standin.module_for("torch._dynamo.eval_frame") is hidden
+    assert standin.module_for("torch._dynamo.variables.functions") is deep
     assert standin.twins() == {}
     assert polyfills.Mapping and polyfills.mutable_mapping_update
     one_object_each()
