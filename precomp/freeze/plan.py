@@ -148,11 +148,11 @@ def _aligned(graph: Any) -> tuple[tuple[int, bool], ...]:
 def plan_reasons(plan: PlanSource, backend: str) -> list[str]:
     """Why *plan* cannot be frozen."""
     md = plan.metadata
-    subclass_meta = torch_api.capture().SubclassCreationMeta
     reasons = list(plan.reasons)
     metas = (*md.subclass_inp_meta, *md.subclass_fw_graph_out_meta, *md.subclass_tangent_meta)
-    if plan.subclass or any(isinstance(meta, subclass_meta) for meta in metas):
-        reasons.append("tensor subclass inputs or outputs")
+    subclasses = sorted(set(map(_subclass, metas)) - {""})
+    if plan.subclass or subclasses:
+        reasons.append(f"tensor subclass inputs or outputs ({', '.join(subclasses) or 'unknown'})")
     tables = torch_api.tables()
     for fields, values in (
         (tables.METADATA_REFUSED, [md]),
@@ -166,6 +166,13 @@ def plan_reasons(plan: PlanSource, backend: str) -> list[str]:
     if plan.fw is None:
         reasons.append(f"backend {backend!r}: the forward graph is not Inductor's")
     return reasons
+
+
+def _subclass(meta: Any) -> str:
+    """The name of the tensor subclass that *meta* describes; empty for a plain tensor."""
+    if not isinstance(meta, torch_api.capture().SubclassCreationMeta):
+        return ""
+    return str((meta.original_subclass_type or type(meta.original_subclass)).__qualname__)
 
 
 def _is_set(value: Any) -> bool:

@@ -243,7 +243,7 @@ def test_tensor_subclass_is_refused(twin, ignore_warnings):
 
     t = twin(lambda x: x * 2)
     t(TwoTensor(torch.ones(2), torch.ones(2)))
-    assert "tensor subclass" in refused(t)
+    assert "tensor subclass inputs or outputs (TwoTensor)" in refused(t)
 
 
 def test_freezing_is_refused(twin, ignore_warnings):
