@@ -120,6 +120,8 @@ class Written:
             ("torch._dynamo.trace_rules", "clear_lru_cache"): clear_lru_cache,
             ("torch._dynamo.utils", "is_compile_supported"): is_compile_supported,
         }
+        for module, flags in torch_api.tables().STANDIN_FLAGS.items():
+            self.names.update({(module, name): False for name in flags})
         if torch_api.serve().DISABLE_JUSTKNOBS:
             self.names[_EVAL_FRAME, "_maybe_set_eval_frame"] = set_eval_frame
         for function in (

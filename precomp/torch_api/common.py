@@ -375,6 +375,10 @@ STANDIN_TOP: dict[str, str] = {
     "step_unsupported": "torch._dynamo.decorators",
 }
 
+# Flags of the compiler that torch reads outside it, and that nothing but the real package sets:
+# module -> names. The stand-in has them as False.
+STANDIN_FLAGS: dict[str, tuple[str, ...]] = {}
+
 # Parts of torch that precomp.serve.standin_names re-states by hand because the original needs the
 # compiler: "module:definition" -> sha256 of the source it was written for.
 STANDIN_WRITTEN: dict[str, str] = {

@@ -36,6 +36,15 @@ STANDIN_BESIDE = {
     ),
 }
 
+# FSDP's hooks read them.
+STANDIN_FLAGS = {
+    "torch._dynamo.compiled_autograd": (
+        "compiled_autograd_enabled",
+        "compiled_autograd_enabled_force_eager",
+        "in_compiled_autograd_region",
+    ),
+}
+
 STANDIN_WRITTEN = {
     "torch._dynamo.decorators:allow_in_graph": (
         "8ab0cda1ccc60fe7b077438ae67150e5bb0b12e782b4433bdd162644f954db16"

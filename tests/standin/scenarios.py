@@ -530,6 +530,12 @@ def names_for_bytecode() -> None:
     assert "torch._dynamo.eval_frame" not in sys.modules
     deep = standin.module_for("torch._dynamo.variables.functions")
     code = (lambda: a + b).__code__  # type: ignore[name-defined] # noqa: F821
+    flags = [
+        (standin.module_for(module), name)
+        for module, names in torch_api.tables().STANDIN_FLAGS.items()
+        for name in names
+    ]
+    assert [getattr(*flag) for flag in flags] == [False] * len(flags)
     made = deep._create_nested_fn(code, {"a": 1, "b": 2}, "made", None, None, None, None)
     assert made() == 3
     assert "torch._dynamo.variables" not in sys.modules
@@ -542,6 +548,7 @@ def names_for_bytecode() -> None:
     assert standin.module_for("torch._dynamo.utils") is utils
     assert standin.module_for("torch._dynamo.eval_frame") is hidden
     assert standin.module_for("torch._dynamo.variables.functions") is deep
+    assert [getattr(*flag) for flag in flags] == [False] * len(flags)
     assert standin.twins() == {}
     assert polyfills.Mapping and polyfills.mutable_mapping_update
     one_object_each()
