@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "recsys"))
 
-from dlrm import DLRM, MLP  # noqa: E402
+from dlrm import DLRM, MLP
 
 __all__ = ["DLRM", "FEATURES", "MLP", "Net"]
 

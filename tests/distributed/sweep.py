@@ -15,7 +15,8 @@ CASES = (
     "fsdp_compiled_model", "fsdp_compile_method_after", "fsdp_compile_method_before",
     "fsdp_blocks_before", "fsdp_blocks_after", "fsdp_remainder", "fsdp_remainder_per_rank",
     "fsdp_mixed_precision", "fsdp_checkpointing", "fsdp_checkpoint_wrapper", "fsdp_accumulate",
-    "fsdp_recommendation", "fsdp_hybrid", "pipeline", "ddp_one_bucket", "ddp_compiled_module", "ddp_buckets", "ddp_no_sync",
+    "fsdp_recommendation", "fsdp_hybrid", "pipeline",
+    "ddp_one_bucket", "ddp_compiled_module", "ddp_buckets", "ddp_no_sync",
 )  # fmt: skip
 
 
