@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import threading
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed import _functional_collectives as collectives
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.testing._internal.two_tensor import TwoTensor
 
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
 
@@ -323,6 +328,96 @@ def part_of_a_module_list():
     return values(torch.compile(Layers())(X))
 
 
+def lock_on_a_function():
+    def f(x):
+        return x * 3 - 1
+
+    f.lock = threading.Lock()
+    return values(torch.compile(f)(X))
+
+
+class Setting:
+    """A constant of pytrees that holds a list."""
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def __eq__(self, other):
+        return type(other) is Setting and self.numbers == other.numbers
+
+    def __hash__(self):
+        return hash(tuple(self.numbers))
+
+
+torch.utils._pytree.register_constant(Setting)
+
+
+def registered_constant_with_a_list():
+    @torch.compile
+    def f(x, setting):
+        return x * setting.numbers[1]
+
+    return values(f(X, Setting([1.0, 2.5])))
+
+
+def forward_replaced_by_a_partial():
+    """What libraries of hooks do to the outermost module."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    model.original = model.forward
+
+    def forward(module, *args, **kwargs):
+        return module.original(*args, **kwargs) * 2
+
+    model.forward = functools.update_wrapper(functools.partial(forward, model), model.forward)
+    return values(torch.compile(model)(X))
+
+
+def weights_of_other_shapes():
+    """Each shape is an entry of its own."""
+    torch.manual_seed(0)
+
+    @torch.compile(dynamic=False, fullgraph=True)
+    def f(x, weight):
+        return (x @ weight).relu()
+
+    return values(*(f(X, torch.randn(6, n)) for n in (2, 3, 5)))
+
+
+def tensor_subclass_that_requires_grad():
+    f = torch.compile(lambda x: x * 2)
+    return values(f(TwoTensor(X, X + 1).requires_grad_()).a)
+
+
+@contextlib.contextmanager
+def two_ranks():
+    """A process group of two ranks of which this is the first; collectives do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+def process_group_as_a_local():
+    with two_ranks() as group:
+
+        @torch.compile
+        def f(x):
+            return x * dist.get_world_size(group) + dist.get_rank(group)
+
+        return values(f(X))
+
+
+def process_group_as_an_argument():
+    @torch.compile
+    def f(x, group):
+        return collectives.all_reduce(x * 2, "sum", group) + 1
+
+    with two_ranks() as group:
+        return values(f(X, group))
+
+
 CASES = {
     f.__name__: f
     for f in (
@@ -332,6 +427,8 @@ CASES = {
         generator_over_an_attribute, gradient_scaler, constant_tensor_made_inside, import_inside,
         same_shapes_other_work, autocast_and_plain, loop_index, empty_tensors,
         many_outputs_and_inputs, wrapper_in_cpp, mutated_global, generator_function,
-        part_of_a_module_list,
+        part_of_a_module_list, lock_on_a_function, registered_constant_with_a_list,
+        forward_replaced_by_a_partial, weights_of_other_shapes, tensor_subclass_that_requires_grad,
+        process_group_as_a_local, process_group_as_an_argument,
     )
 }  # fmt: skip
