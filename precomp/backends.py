@@ -9,13 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 
-def innermost(callback: Any) -> Any:
-    """The backend below torch's wrappers around a Dynamo callback."""
-    while hasattr(callback, "_torchdynamo_orig_backend"):
-        callback = callback._torchdynamo_orig_backend
-    return callback
-
-
 def record(settings: Any) -> dict[str, Any]:
     """The record of torch's Inductor backend object *settings* (its config, dynamic and name)."""
     return {

@@ -22,6 +22,7 @@ from typing import Any
 
 from precomp import _core, torch_api
 from precomp.errors import PrecompError
+from precomp.torch_api import objects
 
 Function = Callable[[Any], Any]
 Path = tuple[tuple[str, Any], ...]
@@ -77,7 +78,7 @@ def _from_numpy(value: Any) -> Any:
 
     if not isinstance(value, (numpy.generic, numpy.ndarray)):
         return value
-    with torch.overrides._enable_torch_function():
+    with torch_api.serve().enable_torch_function():
         return torch.as_tensor(value)
 
 
@@ -376,16 +377,12 @@ def _subclass(encoded: Any, f_globals: dict[str, Any], twins: Any) -> Function:
 def meaning_of_spec(spec: Any) -> tuple[Any, ...]:
     """What torch compares of a DTensorSpec (shapes left out), the mesh by what it means: ranks,
     layout, device type, names of dimensions."""
-    mesh, meta = spec.mesh, spec.tensor_meta
+    meta = spec.tensor_meta
     return (
         spec.placements,
         spec.shard_order,
         None if meta is None else meta.dtype,
-        tuple(mesh._flatten_rank_map),
-        mesh._layout,
-        mesh._device_type,
-        mesh._mesh_dim_names,
-        mesh._thread_id,
+        *objects.mesh_meaning(spec.mesh),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from precomp.torch_api import objects
 from precomp.value_words import of_object, of_value
 
 Op = tuple[Any, ...]
@@ -241,7 +242,7 @@ def _marks(source: str, marked: Any, absent: Any, conditional: Any, texts: Any) 
 
 
 def _mark(attribute: str) -> str:
-    return attribute.removeprefix("_dynamo_").removesuffix("_indices").replace("_", " ")
+    return objects.mark_of(attribute).replace("_", " ")
 
 
 def _contains(source: str, present: Any, key: Any, texts: Any) -> str:

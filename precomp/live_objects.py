@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from precomp import _core, guard_functions
+from precomp.torch_api import objects
 
 Twins = dict[tuple[str, str], Any] | None
 
@@ -63,11 +64,6 @@ def tensor_facts(tensor: Any) -> tuple[Any, ...]:
         tensor.is_conj(),
         tensor.is_neg(),
     )
-
-
-def storage_of(tensor: Any) -> int:
-    """A number that two tensors share exactly when they share their storage."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 class Reader:
@@ -141,7 +137,7 @@ def find(record: dict[str, Any], reader: Reader, twins: Twins) -> tuple[Any, ...
             raise Unfit(f"{source} is {reader.source(record['objects'][other][0][0])}")
         if facts is not None:
             _compare(source, facts, value)
-            known = storages.setdefault(storage_of(value), storage)
+            known = storages.setdefault(objects.storage_number(value), storage)
             if known != storage:
                 raise Unfit(f"{source}: shares its storage with another tensor")
         found.append(value)
@@ -182,7 +178,7 @@ class Steps:
             try:
                 args = [self._argument(optimizer, item, lists) for item in arguments]
                 kwargs = {name: self._argument(optimizer, item, lists) for name, item in keywords}
-                self._filled.append((optimizer._init_group(*args, **kwargs), lists))
+                self._filled.append((objects.init_group(optimizer)(*args, **kwargs), lists))
             except Exception as error:
                 reason = f"{source}._init_group: {type(error).__name__}: {error}"
                 raise Unfit(reason) from error

@@ -16,6 +16,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from precomp import _core, torch_api
+from precomp.torch_api import objects
 
 # (qualified name, schema, ((role, digest), ...))
 Description = tuple[str, str, tuple[tuple[str, str], ...]]
@@ -99,12 +100,7 @@ def _registrations(qualname: str) -> Iterator[tuple[str, Any]]:
     names = torch_api.serve()
     definition = names.OperatorDefinitions.get(qualname.partition(".")[0])
     if definition is not None:
-        yield "implementation", definition._init_fn
-        for device, function in definition._backend_fns.items():
-            yield f"implementation for {device or 'all devices'}", function
-        yield "fake", definition._abstract_fn
-        yield "backward", definition._backward_fn
-        yield "setup_context", definition._setup_context_fn
+        yield from objects.registered_functions(definition)
         return
     entry = names.operator_registry.get(qualname)
     if entry is not None and entry.fake_impl.kernel is not None:

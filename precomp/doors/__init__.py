@@ -19,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from precomp.torch_api import modules
+
 KINDS = ("trace", "lower", "build", "load", "tune", "record", "fallback", "spawn", "driver_jit")
 
 SUBSYSTEMS = (
@@ -154,6 +156,4 @@ def frame_locals(name: str) -> dict[str, Any]:
 
 def cache_dir() -> str:
     """Folder of Inductor's and AOTAutograd's compile caches. Only from a running compile."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    return str(cache_dir())
+    return str(importlib.import_module(modules.CACHE_DIRS).cache_dir())

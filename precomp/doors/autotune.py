@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from precomp.doors import Door, Trip, fixed
+from precomp.torch_api.modules import INDUCTOR
 
 _HINT = "tune it before the gate, or capture the choice"
-_INDUCTOR = "torch._inductor"
-_AUTOTUNER = f"{_INDUCTOR}.runtime.triton_heuristics:CachingAutotuner"
+_AUTOTUNER = f"{INDUCTOR}.runtime.triton_heuristics:CachingAutotuner"
 
 
 def _kernel(tuner: Any) -> str:
@@ -80,7 +80,7 @@ _TIMED = fixed(
 
 
 def _benchmarkers() -> tuple[Door, ...]:
-    module = f"{_INDUCTOR}.runtime.benchmarking"
+    module = f"{INDUCTOR}.runtime.benchmarking"
     names = (
         ("Benchmarker.benchmark", True),
         ("Benchmarker.benchmark_cpu", True),
@@ -112,32 +112,32 @@ DOORS = (
     Door(
         "max-autotune",
         "tune",
-        f"{_INDUCTOR}.select_algorithm:AlgorithmSelectorCache.do_autotuning",
+        f"{INDUCTOR}.select_algorithm:AlgorithmSelectorCache.do_autotuning",
         _select,
     ),
     Door(
         "max-autotune timing",
         "tune",
-        f"{_INDUCTOR}.select_algorithm:AlgorithmSelectorCache.benchmark_choices",
+        f"{INDUCTOR}.select_algorithm:AlgorithmSelectorCache.benchmark_choices",
         _choices,
     ),
     Door(
         "tuning process",
         "tune",
-        f"{_INDUCTOR}.autotune_process:TuningProcess.start",
+        f"{INDUCTOR}.autotune_process:TuningProcess.start",
         fixed("autotuning process", "a process that times kernels starts", _HINT),
     ),
     Door(
         "tuning worker",
         "tune",
-        f"{_INDUCTOR}.autotune_process:AutotuneProcessPool.submit",
+        f"{INDUCTOR}.autotune_process:AutotuneProcessPool.submit",
         _pool_job,
         required=False,
     ),
     Door(
         "multi-kernel",
         "tune",
-        f"{_INDUCTOR}.codegen.multi_kernel:MultiKernelCall.benchmark_sub_kernels",
+        f"{INDUCTOR}.codegen.multi_kernel:MultiKernelCall.benchmark_sub_kernels",
         fixed("multi-kernel", "its variants are timed at the first launch", _HINT),
     ),
     *_benchmarkers(),

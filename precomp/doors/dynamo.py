@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import sys
 from typing import Any
@@ -17,6 +18,7 @@ from precomp.doors import (
     short,
     type_name,
 )
+from precomp.torch_api import loaded, modules, objects
 
 _HINT = "run it once before the gate, or capture this case"
 _READS = (
@@ -100,12 +102,13 @@ def _explain(guard: str, frame: Any) -> str:
 
 def _reason(entry: Any, frame: Any, backend: Any) -> str:
     """Torch's word on why *entry* does not fit *frame*."""
-    from torch._dynamo import guards
-
+    guards: Any = importlib.import_module(modules.GUARDS)
     manager = entry.guard_manager
     try:
-        return guards.get_guard_fail_reason(
-            manager, entry.code, frame.f_locals, entry.compile_id, backend, skip_logging=True
+        return str(
+            guards.get_guard_fail_reason(
+                manager, entry.code, frame.f_locals, entry.compile_id, backend, skip_logging=True
+            )
         )
     except Exception:  # noqa: BLE001 - it evaluates guard text, and knows only its own managers
         info = manager.root.check_verbose(frame.f_locals)
@@ -128,8 +131,7 @@ def _entries(args: dict[str, Any]) -> list[Any]:
     """The compiled versions that torch looked at before this call."""
     entries = args.get("cache_entries_for_reasons") or args.get("cache_entries")
     if entries is None:  # torch 2.11 hands over a linked list
-        evaluator: Any = sys.modules["torch._C._dynamo.eval_frame"]
-        entries = evaluator._debug_get_cache_entry_list(args["code"])
+        entries = loaded.cache_entries(args["code"])
     return list(entries)
 
 
@@ -139,9 +141,7 @@ def _frame(args: dict[str, Any]) -> Trip:
     entries = _entries(args)
     if not entries or frame is None:
         return Trip(code_text(code), "not compiled before", _HINT)
-    backend = args["compiler_fn"]
-    while hasattr(backend, "_torchdynamo_orig_backend"):
-        backend = backend._torchdynamo_orig_backend
+    backend = objects.innermost_backend(args["compiler_fn"])
     try:
         why = "; ".join(failed_guards(entries, frame, backend))
     except Exception as error:  # noqa: BLE001 - torch's own report can fail
@@ -159,7 +159,7 @@ def _limit(args: dict[str, Any]) -> str:
     compile_id = args.get("compile_id")
     if size is None or compile_id is None:
         return ""
-    cache_size: Any = sys.modules["torch._dynamo.cache_size"]
+    cache_size: Any = sys.modules[modules.CACHE_SIZE]
     exceeded, name = cache_size.exceeds_recompile_limit(size, compile_id)
     return str(name) if exceeded else ""
 

@@ -26,8 +26,10 @@ from typing import Any
 from precomp import _core
 from precomp.doors import Door, Trip, all_doors
 from precomp.errors import PrecompError
+from precomp.torch_api import loaded
 
 _MARK = "__precomp_door__"
+_OWN = ("precomp.strict", "precomp.doors", "precomp.torch_api")
 _lock = threading.RLock()
 _waiting: dict[str, list[Door]] = {}
 """Doors whose module is not imported yet, by module name."""
@@ -331,17 +333,14 @@ def _skip_own_frames() -> None:
     Dynamo, or precomp's server, would look at each of these frames.
     """
     global _skipped
-    evaluator: Any = sys.modules.get("torch._C._dynamo.eval_frame")
-    if _skipped or evaluator is None:
+    if _skipped or not loaded.has_evaluator():
         return
-    action = evaluator._FrameAction
-    strategy = evaluator._FrameExecStrategy(action.SKIP, action.DEFAULT)
     for name, module in list(sys.modules.items()):
-        if name == "precomp.strict" or name.partition(".doors")[0] == "precomp":
+        if name.startswith(_OWN):
             for value in list(vars(module).values()):
                 if getattr(value, "__module__", None) == name:
                     for code in _codes(value):
-                        evaluator.set_code_exec_strategy(code, strategy)
+                        loaded.set_strategy(code, "SKIP", "DEFAULT")
     _skipped = True
 
 

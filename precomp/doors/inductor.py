@@ -6,9 +6,10 @@ import os
 from typing import Any
 
 from precomp.doors import Door, Trip, cache_dir, fixed, frame_locals, graph_text, short
+from precomp.torch_api.modules import INDUCTOR
+from precomp.torch_api.objects import CPP_JOB, READY_JOB
 
 _HINT = "run it once before the gate, or capture this case"
-_INDUCTOR = "torch._inductor"
 
 
 def _lower(args: dict[str, Any]) -> Trip:
@@ -61,7 +62,7 @@ def _worker_cpp(args: dict[str, Any]) -> Trip | None:
 def _submitted(args: dict[str, Any]) -> Trip | None:
     """A build that goes to Inductor's threads: stopped before its future is kept for later."""
     task = args["task"]
-    if getattr(getattr(task, "func", None), "__name__", "") != "_worker_compile_cpp":
+    if getattr(getattr(task, "func", None), "__name__", "") != CPP_JOB:
         return None
     return _worker_cpp({"cpp_builders": task.args[1]})
 
@@ -84,7 +85,7 @@ def _job(args: dict[str, Any]) -> Trip | None:
     function = args.get("job_fn") or args.get("fn")
     function = getattr(function, "func", function)
     name = getattr(function, "__qualname__", repr(function))
-    if "_get_ready" in name:
+    if READY_JOB in name:
         return None  # the pool asks whether it is up
     return Trip(f"compile worker: {short(name, 120)}", "a job goes to the compile workers", _HINT)
 
@@ -98,83 +99,83 @@ def _record(args: dict[str, Any]) -> Trip:
 
 
 DOORS = (
-    Door("Inductor lowering", "lower", f"{_INDUCTOR}.compile_fx:fx_codegen_and_compile", _lower),
+    Door("Inductor lowering", "lower", f"{INDUCTOR}.compile_fx:fx_codegen_and_compile", _lower),
     Door(
         "Inductor lowering in process",
         "lower",
-        f"{_INDUCTOR}.compile_fx:_InProcessFxCompile.codegen_and_compile",
+        f"{INDUCTOR}.compile_fx:_InProcessFxCompile.codegen_and_compile",
         _lower,
     ),
     Door(
         "Inductor lowering elsewhere",
         "lower",
-        f"{_INDUCTOR}.compile_fx_ext:_SerializedFxCompile.codegen_and_compile",
+        f"{INDUCTOR}.compile_fx_ext:_SerializedFxCompile.codegen_and_compile",
         _lower,
         required=False,
     ),
-    Door("FxGraphCache", "load", f"{_INDUCTOR}.codecache:FxGraphCache.load_with_key", _fx_lookup),
+    Door("FxGraphCache", "load", f"{INDUCTOR}.codecache:FxGraphCache.load_with_key", _fx_lookup),
     Door(
         "generated module",
         "load",
-        f"{_INDUCTOR}.codecache:PyCodeCache.load_by_key_path",
+        f"{INDUCTOR}.codecache:PyCodeCache.load_by_key_path",
         _python_module,
     ),
-    Door("C++ kernel", "load", f"{_INDUCTOR}.codecache:CppCodeCache.load_async", _cpp_load),
-    Door("C++ kernel build", "build", f"{_INDUCTOR}.codecache:_worker_compile_cpp", _worker_cpp),
-    Door("C++ build thread", "build", f"{_INDUCTOR}.async_compile:AsyncCompile.submit", _submitted),
+    Door("C++ kernel", "load", f"{INDUCTOR}.codecache:CppCodeCache.load_async", _cpp_load),
+    Door("C++ kernel build", "build", f"{INDUCTOR}.codecache:{CPP_JOB}", _worker_cpp),
+    Door("C++ build thread", "build", f"{INDUCTOR}.async_compile:AsyncCompile.submit", _submitted),
     Door(
         "AOTInductor build",
         "build",
-        f"{_INDUCTOR}.codecache:AotCodeCompiler.compile",
+        f"{INDUCTOR}.codecache:AotCodeCompiler.compile",
         fixed("AOTInductor package", "its C++ code is built", _HINT),
     ),
     Door(
         "CUTLASS build",
         "build",
-        f"{_INDUCTOR}.codecache:CUTLASSCodeCache.compile",
+        f"{INDUCTOR}.codecache:CUTLASSCodeCache.compile",
         fixed("CUTLASS kernel", "not built before", _HINT),
         required=False,
     ),
     Door(
         "ROCm build",
         "build",
-        f"{_INDUCTOR}.codecache:ROCmCodeCache.compile",
+        f"{INDUCTOR}.codecache:ROCmCodeCache.compile",
         fixed("ROCm kernel", "not built before", _HINT),
         required=False,
     ),
     Door(
         "Halide build",
         "build",
-        f"{_INDUCTOR}.codecache:HalideCodeCache.generate_halide_async",
+        f"{INDUCTOR}.codecache:HalideCodeCache.generate_halide_async",
         fixed("Halide kernel", "not built before", _HINT),
         required=False,
     ),
-    Door("C++ compiler", "build", f"{_INDUCTOR}.cpp_builder:_run_compile_cmd", _command),
+    Door("C++ compiler", "build", f"{INDUCTOR}.cpp_builder:_run_compile_cmd", _command),
     Door(
         "assembler",
         "build",
-        f"{_INDUCTOR}.cpp_builder:run_asm_build_object",
+        f"{INDUCTOR}.cpp_builder:run_asm_build_object",
         fixed("assembly file", "Inductor starts the assembler", _HINT),
         required=False,  # starts a process: the audit hook stands behind it
     ),
-    Door("vector ISA probe", "build", f"{_INDUCTOR}.cpu_vec_isa:VecISA.check_build", _isa),
+    Door("vector ISA probe", "build", f"{INDUCTOR}.cpu_vec_isa:VecISA.check_build", _isa),
     Door(
         "compile worker",
         "build",
-        f"{_INDUCTOR}.compile_worker.subproc_pool:SubprocPool.submit",
+        f"{INDUCTOR}.compile_worker.subproc_pool:SubprocPool.submit",
         _job,
     ),
     Door(
         "compile worker pool",
         "build",
-        f"{_INDUCTOR}.compile_worker.tracked_process_pool:TrackedProcessPoolExecutor.submit",
+        f"{INDUCTOR}.compile_worker.tracked_process_pool:TrackedProcessPoolExecutor.submit",
         _job,
         required=False,
     ),
     Door(
         "CUDA graph",
         "record",
-        f"{_INDUCTOR}.cudagraph_trees:CUDAGraphTreeManager.record_function",
+        f"{INDUCTOR}.cudagraph_trees:CUDAGraphTreeManager.record_function",
         _record,
     ),
 )

@@ -11,16 +11,15 @@ from __future__ import annotations
 from typing import Any
 
 from precomp.doors import Describe, Door, Trip
+from precomp.torch_api.modules import SCRIPTED
 
-_OWN = ("torch._decomp.", "torch._refs.")
-"""Scripted by torch itself, when eager forward-mode autograd is first used."""
 _HINT = "script or trace it before the gate"
 
 
 def _by_name(verb: str) -> Describe:
     def describe(args: dict[str, Any]) -> Trip | None:
         name = str(args.get("0", "?")).removeprefix("__torch__.")
-        if name.startswith(_OWN):
+        if name.startswith(SCRIPTED):
             return None
         return Trip(f"torch.jit.{verb} of {name}", "TorchScript compiles it", _HINT)
 

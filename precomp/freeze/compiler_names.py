@@ -11,6 +11,8 @@ import sys
 import types
 from typing import Any
 
+from precomp.torch_api import modules
+
 
 def code_names(code: types.CodeType) -> set[str]:
     """The global names that a code object and the code nested in it look up.
@@ -67,7 +69,7 @@ def guarded_names(record: dict[str, Any]) -> set[tuple[str, str]]:
 
 
 def in_compiler(module: Any) -> bool:
-    return isinstance(module, str) and module.startswith(("torch._dynamo", "torch._inductor"))
+    return isinstance(module, str) and module.startswith(modules.STANDIN)
 
 
 def aliased_names(code: types.CodeType, modules: dict[str, str]) -> set[tuple[str, str]]:

@@ -21,6 +21,7 @@ from precomp.freeze.plan_recorder import PlanRecorder
 from precomp.freeze.store import Unsupported
 from precomp.freeze.traced import RESUME, Calls, Traced, calls_users
 from precomp.torch_api import capture as capture_api
+from precomp.torch_api import objects
 
 Patch = Callable[[Any, str, Any], None]
 
@@ -67,7 +68,7 @@ class Installed:
 
 def backend_record(callback: Any) -> dict[str, Any]:
     """What torch compares to decide whether a cache entry belongs to a torch.compile call."""
-    backend = backends.innermost(callback)
+    backend = objects.innermost_backend(callback)
     wrapper = capture_api().InductorWrapper
     if type(backend) is not wrapper:
         name = getattr(backend, "compiler_name", None) or getattr(
@@ -190,7 +191,7 @@ class FrameRecorder:
 
         @functools.wraps(initialize)
         def initializing(tx: Any, module: Any, args: Any, kwargs: Any) -> Any:
-            if recorder._traced and hasattr(module, "_initialize_hook"):
+            if recorder._traced and objects.is_lazy(module):
                 recorder._traced[-1].problems.append(
                     f"a lazy module, {type(module).__name__}, is initialized while Dynamo traces; "
                     "call the model once before it is compiled"
@@ -209,7 +210,7 @@ class FrameRecorder:
             entry = Installed("builtins", None)
         elif isinstance(value, types.FunctionType) and RESUME in value.__code__.co_name:
             entry = Installed("resume", value.__code__)
-        elif isinstance(value, types.FunctionType) and value.__name__ == "_make_fn":
+        elif isinstance(value, types.FunctionType) and value.__name__ == objects.RESUME_CLOSURE:
             entry = Installed("resume_closure", inspect.getclosurevars(value).nonlocals["code"])
         elif name.startswith(RANDOM):
             entry = Installed("refused", Unsupported(RANDOM_REASON))

@@ -12,6 +12,7 @@ from typing import Any
 from precomp import _core, torch_api
 from precomp.freeze.grid import compile_grid
 from precomp.freeze.store import Store, Unsupported
+from precomp.torch_api import objects
 
 # Triton's types of scalar parameters -> codes of a launch record; a bool is one byte.
 _SCALARS = {
@@ -47,7 +48,7 @@ def freeze_launch(autotuner: Any, store: Store) -> dict[str, Any]:
     constexprs = (
         kernel.declared_constexprs if static else torch_api.capture().get_constexprs(kernel.src.fn)
     )
-    _, arguments, absent = result._get_arg_lists(names, constexprs)
+    _, arguments, absent = objects.argument_lists(result, names, constexprs)
     signature = meta["signature"]
     parameters = [
         name

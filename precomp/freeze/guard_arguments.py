@@ -17,9 +17,10 @@ from precomp.freeze.values import (
     is_library,
     sort_encoded,
 )
+from precomp.torch_api import modules
 
 # Dynamo's own modules whose content a user may set: guards on them are kept.
-_SETTABLE = ("torch._dynamo.config",)
+_SETTABLE = (modules.CONFIG,)
 
 
 def encode_key(name: str, value: Any) -> Any:
@@ -168,7 +169,7 @@ def refuse_hashed(example: Any) -> None:
 
 
 def is_dynamo(module: str) -> bool:
-    inside = module == "torch._dynamo" or module.startswith("torch._dynamo.")
+    inside = module == modules.DYNAMO or module.startswith(f"{modules.DYNAMO}.")
     return inside and module not in _SETTABLE
 
 

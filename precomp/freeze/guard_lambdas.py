@@ -14,6 +14,7 @@ from typing import Any
 from precomp import guard_functions
 from precomp.freeze.guard_tree import Generated
 from precomp.freeze.values import Encoded, Unencodable, describe, encode, encode_code
+from precomp.torch_api import modules, objects
 
 _LAMBDAS: dict[str, Callable[[dict[str, Any]], Encoded]] = {}
 
@@ -117,7 +118,7 @@ def encode_function(value: Any) -> Any:
             return _LAMBDAS[qualname](cells)
         except (KeyError, AttributeError) as error:  # another torch wrote it otherwise
             raise Unencodable(f"{qualname.partition('.<')[0]}: {error!r}") from error
-    if value.__module__ == "torch._dynamo.guards":
+    if value.__module__ == modules.GUARDS:
         return _encode_accessor(value, cells)
     raise Unencodable(f"a guard that calls the {describe(value)}")
 
@@ -137,7 +138,7 @@ def _encode_accessor(value: types.FunctionType, cells: dict[str, Any]) -> Encode
     if names == {"dataclass_fields"}:
         return ("dataclass_fields",)
     if names == {"get_torch_function_mode_stack_at"}:
-        return ("mode_at", int(cells["source"]._get_index()))
+        return ("mode_at", objects.mode_index(cells["source"]))
     if names == {"get_current_stream"}:
         return ("stream", encode(cells["source"].device))
     defaults = value.__defaults__

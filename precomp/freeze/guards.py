@@ -98,9 +98,7 @@ class GuardRecorder:
             if not name.startswith("__") and name not in known
         )
         functions = {name for name in vars(module) if name.startswith("install_")}
-        import torch._C._dynamo.guards as native
-
-        functions &= set(vars(native))
+        functions &= set(vars(torch_api.capture().native_guards))
         unknown += sorted(functions - {*RELATIONS, "install_symbolic_shape_guard"})
         if unknown:
             raise PrecompError(

@@ -44,14 +44,13 @@ import torch
 from precomp import data, torch_api
 from precomp.errors import PrecompError
 from precomp.freeze.store import Unsupported
+from precomp.torch_api import modules, objects
 
 Record = tuple[Any, ...]
 
 _ROOT = os.path.dirname(torch.__path__[0])
-# Packages whose modules are never imported while serving.
-_COMPILER = ("torch._dynamo", "torch._inductor")
 # Decorators outside the standard library that work without the compiler.
-_LIGHT_DECORATORS = {"torch._disable_dynamo"}
+_LIGHT_DECORATORS = {objects.DISABLES_DYNAMO}
 # Calls that make module-level objects without state worth keeping.
 _HARMLESS_CALLS = {"ParamSpec", "TypeVar", "TypeVarTuple", "set", "dict", "list", "frozenset"}
 
@@ -328,7 +327,7 @@ def taken(
     Raises Unsupported for a name that cannot be data.
     """
     records: dict[tuple[str, str], Record] = {}
-    todo = [(module, name) for module, name in names if module.startswith(_COMPILER)]
+    todo = [(module, name) for module, name in names if module.startswith(modules.STANDIN)]
     while todo:
         key = todo.pop()
         if key in records or key in known:

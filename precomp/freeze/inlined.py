@@ -19,11 +19,12 @@ from precomp.freeze.store import Unsupported
 from precomp.freeze.traced import RESUME, Traced, fixed_by_version
 from precomp.freeze.values import Unencodable, encode
 from precomp.sources import class_text, qualname, source_digests, under, watched_names
+from precomp.torch_api import modules, objects
 
 # Dynamo goes from the call of a module to its forward when these are torch's own.
 _MODULE_CALL = tuple(
-    ("torch.nn.modules.module", (("a", "Module"), ("a", name), ("f", "__code__")))
-    for name in ("_call_impl", "_wrapped_call_impl")
+    (modules.MODULE, (("a", "Module"), ("a", name), ("f", "__code__")))
+    for name in objects.MODULE_CALLS
 )
 # Globals of Dynamo in the code of resume functions: their names differ from process to process.
 _COUNTED = ("__compiled_fn", "__builtins_dict__", "__resume_at", "__import_", "__pc_")

@@ -12,6 +12,7 @@ import torch
 from precomp import live_objects, torch_api
 from precomp.freeze.store import Unsupported
 from precomp.freeze.values import Encoded, Unencodable, describe, encode
+from precomp.torch_api import objects
 
 WEAK = "__pc_weak_"  # begin of the names of weak references to live objects
 
@@ -45,7 +46,7 @@ class Seen:
         if value.layout != torch.strided or value.device.type != "cpu":
             raise Unencodable(f"identity of a {value.layout} tensor on {value.device.type}")
         facts = live_objects.tensor_facts(value)
-        return Seen(id(value), encode(type(value)), facts, live_objects.storage_of(value))
+        return Seen(id(value), encode(type(value)), facts, objects.storage_number(value))
 
 
 def is_live(value: Any) -> bool:
@@ -229,10 +230,10 @@ class TraceRecorder:
             self._filled = None
             result = call(variable, tx, name, args, kwargs)
             filled, self._filled = self._filled, None
-            if name == "_init_group" and filled is not None:
+            if name == objects.INIT_GROUP and filled is not None:
                 step = _step(variable.value, *filled, result.as_python_constant())
                 Notes.of(tx.output).steps.append(step)
-                self.note_code(type(variable.value)._init_group)
+                self.note_code(objects.init_group(type(variable.value)))
             return result
 
         patch(optimizer, "update_list_args", update_list_args)

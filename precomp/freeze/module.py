@@ -16,6 +16,7 @@ from precomp.freeze.kernel import freeze_kernel
 from precomp.freeze.module_linker import ModuleLinker
 from precomp.freeze.store import Store, Unsupported
 from precomp.ordinals import Numbers, renumber
+from precomp.torch_api import objects
 
 
 def freeze_module(
@@ -85,8 +86,8 @@ def _refuse(graph: Any) -> None:
         raise Unsupported(f"torchbind constants: {', '.join(sorted(graph.torchbind_constants))}")
     if graph.opaque_value_type_classes:
         raise Unsupported(f"opaque types: {', '.join(sorted(graph.opaque_value_type_classes))}")
-    if graph._wrap_compiled_regions:
-        raise Unsupported("torch._inductor.config.wrap_inductor_compiled_regions")
+    if objects.wraps_compiled_regions(graph):
+        raise Unsupported("torch._inductor.config.wrap_inductor_compiled_regions is on")
 
 
 def _without_alignment(call: Any) -> Any:

@@ -23,19 +23,10 @@ from precomp.freeze.cuda import is_triton
 from precomp.freeze.devices import DeviceNames
 from precomp.freeze.store import Unsupported
 from precomp.freeze.values import Unencodable, encode
+from precomp.torch_api import modules, objects
 
 FILE = "<precomp>"
 
-# Packages that a prepared process never imports.
-_COMPILERS = (
-    "torch._dynamo",
-    "torch._inductor",
-    "torch._functorch",
-    "torch.fx",
-    "torch.utils._sympy",
-    "sympy",
-    "triton",
-)
 # The object of the file that compiles kernels while the file is imported.
 _ASYNC = "async_compile"
 # Their operators belong to the torch version.
@@ -58,7 +49,7 @@ def _forbidden(encoded: Any) -> str | None:
         tagged = len(encoded) >= 2 and encoded[0] in ("P", "PF", "M", "C")
         if tagged and isinstance(encoded[1], str):
             name = encoded[1]
-            if any(name == root or name.startswith(root + ".") for root in _COMPILERS):
+            if any(name == root or name.startswith(root + ".") for root in modules.COMPILERS):
                 return name
             return None
         for item in encoded:
@@ -259,15 +250,14 @@ class ModuleLinker:
         elif isinstance(value, self.packet):
             overloads = [getattr(value, name) for name in value.overloads()]
         for operator in overloads:
-            namespace, _, name = operator._schema.name.partition("::")
+            namespace, _, name = objects.schema(operator).name.partition("::")
             file = operators.defining_file(namespace, name)
-            if file.endswith(".py") and any(
-                root.replace(".", "/") in file for root in _COMPILERS if root.startswith("torch.")
-            ):
+            roots = (root for root in modules.COMPILERS if root.startswith("torch."))
+            if file.endswith(".py") and any(root.replace(".", "/") in file for root in roots):
                 raise Unsupported(f"operator {namespace}::{name} is defined by {file}")
             if namespace in _OWN_NAMESPACES:
                 continue
-            described = operators.describe(namespace, name, operator._overloadname)
+            described = operators.describe(namespace, name, objects.overload_name(operator))
             self.operators[described[0]] = described
 
     def chain(self, parts: list[str], space: dict[str, Any], prefix: str) -> tuple[str, int]:

@@ -84,6 +84,7 @@ import torch
 from precomp import torch_api
 from precomp.freeze.plan_source import GraphSource, PassGraph, PlanSource
 from precomp.freeze.store import Unsupported
+from precomp.torch_api import objects
 
 _DIFFERENTIABLE = ("non_alias", "unsafe_view_alias", "custom_function_view")
 
@@ -141,7 +142,7 @@ def _aligned(graph: Any) -> tuple[tuple[int, bool], ...]:
     return tuple(
         (int(i), i in mutated)
         for i in graph.inputs_to_check
-        if not getattr(graph, "_defers_input_alignment", False) or i in mutated
+        if not objects.aligns_its_inputs(graph) or i in mutated
     )
 
 

@@ -16,6 +16,7 @@ from precomp import torch_api
 from precomp.freeze.plan_source import GraphSource, PassGraph, PlanSource
 from precomp.freeze.plan_split import split_program
 from precomp.freeze.store import Unsupported
+from precomp.torch_api import objects
 
 Patch = Callable[[Any, str, Any], None]
 
@@ -243,12 +244,13 @@ def _backend(compiler: Any, api: Any) -> tuple[str, list[str]]:
         owner = getattr(compiler, "__self__", None)
         if isinstance(owner, api.DDPOptimizer):
             compiler = owner.backend_compile_fn
-        elif hasattr(compiler, "_torchdynamo_orig_backend"):
-            compiler = compiler._torchdynamo_orig_backend
-        elif hasattr(compiler, "_torchdynamo_orig_callable"):
-            compiler = compiler._torchdynamo_orig_callable
         else:
-            break
+            below = objects.backend_below(compiler)
+            if below is None:
+                below = objects.callable_below(compiler)
+            if below is None:
+                break
+            compiler = below
     if isinstance(compiler, api.InductorWrapper):
         return "inductor", reasons
     if compiler is api.inductor_backend or compiler is api.compile_fx:
@@ -273,6 +275,6 @@ def _graph_reasons(graph: Any, kwargs: Any, api: Any) -> list[str]:
         reasons.append("torch._inductor.config.freezing is on")
     if config.cpp_wrapper or graph.fx_kwargs.get("cpp_wrapper"):
         reasons.append("torch._inductor.config.cpp_wrapper is on")
-    if graph._wrap_compiled_regions:
+    if objects.wraps_compiled_regions(graph):
         reasons.append("torch._inductor.config.wrap_inductor_compiled_regions is on")
     return reasons

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 from precomp.freeze.values import is_library
+from precomp.torch_api import modules
 
 STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 SITE = os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__))) + os.sep
 TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-COMPILE_FX = os.path.join(TORCH, "_inductor", "compile_fx.py")
+COMPILE_FX = modules.source_file(TORCH, modules.COMPILE_FX)
 RESUME = "torch_dynamo_resume_in"  # in the name of each resume function
 
 # What torch itself runs while it traces: their versions do not change what a graph computes.

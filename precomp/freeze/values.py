@@ -16,6 +16,7 @@ from typing import Any
 from precomp import _core, data, torch_api
 from precomp.freeze import codepath
 from precomp.freeze.store import Unsupported
+from precomp.torch_api import modules, objects
 
 Encoded = tuple[Any, ...]
 
@@ -45,9 +46,6 @@ _ANONYMOUS.update(
         type(...): "EllipsisType",
     }
 )
-
-_FSDP_MODULE = "torch.distributed.fsdp._fully_shard._fully_shard"
-
 
 class Unencodable(Unsupported):
     """A value that has no encoding; the message names it."""
@@ -188,9 +186,9 @@ def _encode_torch(value: Any) -> Encoded | None:
     if kind is serve.GlobalStateGuard:
         return ("gs", value.__getstate__())
     if isinstance(value, names.op_overload):
-        return ("op", value.namespace, value._opname, value._overloadname)
+        return ("op", value.namespace, objects.operator_name(value), objects.overload_name(value))
     if isinstance(value, names.op_overload_packet):
-        namespace, _, name = value._qualified_op_name.partition("::")
+        namespace, _, name = objects.packet_name(value).partition("::")
         return ("opp", namespace, name)
     members = getattr(kind, "__members__", None)
     if isinstance(members, dict):  # an enum that C++ made
@@ -203,24 +201,13 @@ def _encode_torch(value: Any) -> Encoded | None:
     return None
 
 
-# Value types of torch.distributed: the attributes their constructor takes.
-_CONSTRUCTORS: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
-    ("torch.distributed.tensor.placement_types", "Shard"): (("dim",), ()),
-    ("torch.distributed.tensor.placement_types", "_StridedShard"): (("dim",), ("split_factor",)),
-    ("torch.distributed.tensor.placement_types", "Replicate"): ((), ()),
-    ("torch.distributed.tensor.placement_types", "Partial"): (("reduce_op",), ()),
-    ("torch.distributed._mesh_layout", "_MeshLayout"): (("axes",), ()),
-    ("torch.distributed._mesh_layout", "_FlatLayout"): (("shape", "stride"), ()),
-}
-
-
 def _encode_instance(value: Any) -> Encoded | None:
     """Named tuples without attributes of their own, and the value types above."""
     kind = type(value)
     if isinstance(value, tuple) and hasattr(kind, "_fields") and not hasattr(value, "__dict__"):
         new = ("P", "builtins", "tuple.__new__", _core.kind_of(tuple.__new__))
         return ("nw", new, ("t", (encode(kind), encode(tuple(value)))), ("d", ()))
-    attributes = _CONSTRUCTORS.get((kind.__module__, kind.__qualname__))
+    attributes = torch_api.tables().CONSTRUCTORS.get((kind.__module__, kind.__qualname__))
     if attributes is None:
         return None
     positional, keywords = attributes
@@ -242,7 +229,7 @@ def _encode_function(value: types.FunctionType) -> Encoded:
 def _encode_hidden_type(value: type) -> Encoded:
     if value in _ANONYMOUS:
         return ("A", _ANONYMOUS[value])
-    sharded = getattr(sys.modules.get(_FSDP_MODULE), "cls_to_fsdp_cls", {})
+    sharded = getattr(sys.modules.get(modules.FULLY_SHARD), "cls_to_fsdp_cls", {})
     for original, made in sharded.items():
         if made is value:
             return ("FS", encode(original))
@@ -287,13 +274,14 @@ def _path_candidates(value: Any) -> list[tuple[str, str]]:
         ("torch", name),
         ("torch", f"Tensor.{name}"),
         ("torch.nn.functional", name),
-        ("torch._C._nn", name),
+        (modules.FUNCTIONS_OF_NN, name),
         ("math", name),
         ("operator", name),
     ]
     if isinstance(value, types.BuiltinFunctionType):
         # Functions made by pybind11 may name a module that does not exist.
-        found += [(module, name) for module in sorted(sys.modules) if module.startswith("torch._C")]
+        native = (module for module in sys.modules if module.startswith(modules.CORE))
+        found += [(module, name) for module in sorted(native)]
     return found
 
 

@@ -16,33 +16,23 @@ import torch
 from precomp import _core, torch_api
 from precomp.serve import standin
 from precomp.serve.frame import runtime
+from precomp.torch_api import modules, objects
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_EXTERNAL = os.path.join(_TORCH, "_dynamo", "external_utils.py")
-_FX = os.path.join(_TORCH, "fx", "graph_module.py")
-_ONNX = os.path.join(_TORCH, "onnx", "_internal", "fx", "dynamo_graph_extractor.py")
-_ENTRY_NAMES = ("_call_impl", "_wrapped_call_impl", "_lazy_forward")
 _BEHAVIOUR = torch_api.tables().BEHAVIOUR
-_AS_IT_IS = frozenset({_FX, _ONNX, _EXTERNAL})
+_AS_IT_IS = frozenset(
+    modules.source_file(_TORCH, name)
+    for name in (modules.FX_GRAPH, modules.ONNX_EXTRACTOR, modules.EXTERNAL_UTILS)
+)
 
 
 def innermost(fn: Any) -> Any:
     """The callable below wrappers of torch.compile, torch's or ours."""
-    while _own(fn, "_torchdynamo_orig_callable") is not None and _own(
-        fn, "_torchdynamo_wrapper_id"
-    ) == id(fn):
-        fn = fn._torchdynamo_orig_callable
+    while (below := objects.compiled_from(fn)) is not None:
+        fn = below
         if not callable(fn):
             raise AssertionError(f"A callable function is expected, but {type(fn)} is provided.")
     return fn
-
-
-def _own(fn: Any, name: str) -> Any:
-    """An attribute, without running a ``__getattr__`` of the user."""
-    try:
-        return object.__getattribute__(fn, name)
-    except AttributeError:
-        return None
 
 
 def skipped(fn: Any) -> bool:
@@ -70,8 +60,8 @@ def _forward_is_skipped(call: Any) -> bool:
 def with_frame(fn: Callable[..., Any]) -> Callable[..., Any]:
     """*fn*, or a Python function around it where torch adds one, to have a frame to convert."""
     name = getattr(fn, "__name__", "")
-    if name in _ENTRY_NAMES and not (
-        name == "_call_impl" and "module_call" in _BEHAVIOUR and _forward_is_skipped(fn)
+    if name in objects.ENTRIES and not (
+        name == objects.MODULE_CALLS[0] and "module_call" in _BEHAVIOUR and _forward_is_skipped(fn)
     ):
         return fn
     try:
@@ -87,4 +77,4 @@ def with_frame(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def external_utils() -> Any:
-    return standin.module_for(standin.EXTERNAL_UTILS)
+    return standin.module_for(modules.EXTERNAL_UTILS)

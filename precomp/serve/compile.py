@@ -16,6 +16,7 @@ from precomp import _core, backends, torch_api
 from precomp.serve import standin
 from precomp.serve.compiler import DEFAULTS, Compiler, Settings, dynamo_config, follow
 from precomp.serve.frame import SKIPPED, runtime
+from precomp.torch_api import modules, objects
 
 # Settings of torch._dynamo.config that change what torch.compile makes, and their usual values.
 _USUAL_CONFIG = (
@@ -62,7 +63,7 @@ def _bisecting() -> bool:
 
     torch asks for a status file, too, and makes the directory of its caches for that.
     """
-    loaded: Any = sys.modules.get(standin.BISECTOR)
+    loaded: Any = sys.modules.get(modules.BISECTOR)
     return bool(os.environ.get("TORCH_BISECT_BACKEND")) or (
         loaded is not None and bool(loaded.CompilerBisector.bisection_enabled)
     )
@@ -218,7 +219,7 @@ def _serve_real_compiler() -> None:
     def call(wrapper: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
         backend = backend_of(wrapper)
         if backend is not None:
-            whole = bool(getattr(wrapper._torchdynamo_orig_backend, "_one_graph", False))
+            whole = objects.wants_one_graph(wrapper)
             key = repr((backend, whole))
             if key not in servers:
                 servers[key] = run.server(backend, lambda: None, whole=whole)
@@ -241,7 +242,7 @@ def _serve_real_compiler() -> None:
 
 def backend_of(callback: Any) -> dict[str, Any] | None:
     """The backend record of one of torch's own callbacks; None unless it is Inductor's."""
-    callback = backends.innermost(callback)
+    callback = objects.innermost_backend(callback)
     if type(callback) is not torch_api.compiler().InductorWrapper:
         return None
     return backends.record(callback)

@@ -6,7 +6,6 @@ References for the behaviour: ``_TorchDynamoContext.__call__`` and ``OptimizedMo
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import types
 import weakref
@@ -20,6 +19,7 @@ from precomp.serve import standin
 from precomp.serve.callables import innermost, with_frame
 from precomp.serve.frame import Runtime, runtime
 from precomp.serve.optimized_module import OptimizedModule, become_instances_of
+from precomp.torch_api import modules, objects
 
 # The arguments of torch.compile that can be served, with torch's defaults.
 _SERVED = ("fullgraph", "dynamic", "mode", "options", "name", "recompile_limit")
@@ -155,7 +155,7 @@ class Compiler:
 
     def __call__(self, fn: Any) -> Any:
         result = self._wrap(fn)
-        result._is_torch_compile = True
+        objects.mark_compiled(result)
         return result
 
     def _wrap(self, fn: Any) -> Any:
@@ -172,7 +172,7 @@ class Compiler:
             cls: Any = fn
             cls.__call__ = self(cls.__call__)
             if issubclass(cls, torch.nn.Module):
-                cls._call_impl = self(cls._call_impl)
+                objects.wrap_calls(cls, self)
             return cls
         if not callable(fn):
             raise AssertionError(f"A callable function is expected, but {type(fn)} is provided.")
@@ -181,8 +181,7 @@ class Compiler:
     def _module(self, module: torch.nn.Module) -> Any:
         kind: Any = torch_api.compiler().OptimizedModule if standin.is_real() else OptimizedModule
         result = kind(module, self)
-        result._torchdynamo_orig_callable = module.forward
-        result._torchdynamo_wrapper_id = id(result)
+        objects.mark_wrapper(result, module.forward)
         if hasattr(result, "get_compiler_config"):
             raise AssertionError("new_mod already has a get_compiler_config attribute")
         result.get_compiler_config = self.config
@@ -230,11 +229,10 @@ class Compiler:
                     raise
 
             wrapper = compile_wrapper
-        wrapper._torchdynamo_inline = fn
-        wrapper._torchdynamo_orig_callable = fn
-        wrapper._torchdynamo_wrapper_id = id(wrapper)
+        objects.mark_inline(wrapper, fn)
+        objects.mark_wrapper(wrapper, fn)
         if "isolate_recompiles" in _ARGUMENTS:
-            wrapper._isolate_recompiles_id = -1
+            objects.mark_recompiles_shared(wrapper)
         if hasattr(wrapper, "get_compiler_config"):
             raise AssertionError("compile_wrapper already has a get_compiler_config attribute")
         wrapper.get_compiler_config = self.config
@@ -292,8 +290,7 @@ class Compiler:
                 return _call(None, fn, args, kwargs)
             aside = torch.compiler.is_exporting() or _nested_is_eager()
             if aside and not dynamo_config().force_compile_during_fx_trace:
-                utils = importlib.import_module("torch._higher_order_ops.utils")
-                if not utils._in_hop_compile():
+                if not objects.inside_higher_order_operator():
                     return _call(None, fn, args, kwargs)
         if _api.is_fx_symbolic_tracing() and not dynamo_config().force_compile_during_fx_trace:
             if dynamo_config().error_on_nested_fx_trace:
@@ -346,7 +343,7 @@ class Compiler:
             return otherwise(frame, cache_entry, frame_state)
 
         # Compiled code in torch's cache belongs to the server.
-        callback._torchdynamo_orig_backend = self.server  # type: ignore[attr-defined]
+        objects.set_backend_below(callback, self.server)
         return callback
 
 
@@ -428,7 +425,7 @@ for _function in (
 @functools.cache
 def dynamo_config() -> Any:
     """torch._dynamo.config; it is loaded alone, without the compiler, and stays the same module."""
-    return standin.module_for(standin.CONFIG)
+    return standin.module_for(modules.CONFIG)
 
 
 def _tell_graph(graph: Any) -> None:

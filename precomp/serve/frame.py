@@ -27,6 +27,7 @@ from precomp.serve.devices import Placed
 from precomp.serve.kernel import KernelTable
 from precomp.serve.unknown import FileRules, holds_torch, never_converted
 from precomp.sources import qualname
+from precomp.torch_api.modules import STANDIN
 
 NOT_CAPTURED = "not captured: the artifact has no entry for this function"
 SKIPPED = "skipped when it was captured"
@@ -398,7 +399,7 @@ class Runtime:
             value = f_globals.get("__builtins__", builtins)
             return value if isinstance(value, dict) else value.__dict__
         if kind == "mod":
-            if spec[1].startswith((standin.DYNAMO, standin.INDUCTOR)):
+            if spec[1].startswith(STANDIN):
                 return standin.module_for(spec[1])
             return importlib.import_module(spec[1])
         if kind == "val":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 import warnings
 import weakref
@@ -12,8 +11,10 @@ from typing import Any
 
 import torch
 
+from precomp import torch_api
 from precomp.serve import standin
 from precomp.serve.callables import external_utils, skipped
+from precomp.torch_api import modules, objects
 
 
 class OptimizedModule(torch.nn.Module):
@@ -25,8 +26,7 @@ class OptimizedModule(torch.nn.Module):
     _opt_mod_attributes = {
         "_orig_mod",
         "dynamo_ctx",
-        "_torchdynamo_orig_callable",
-        "_torchdynamo_wrapper_id",
+        *objects.WRAPPER_ATTRIBUTES,
         "get_compiler_config",
         "forward",
         "_forward",
@@ -53,7 +53,7 @@ class OptimizedModule(torch.nn.Module):
             self.forward = self.dynamo_ctx(external_utils().wrap_inline(mod))
         else:
             self.forward = self.dynamo_ctx(mod.__call__)
-        if inspect.getattr_static(mod, "_initialize_hook", None) is not None:
+        if objects.may_be_lazy(mod):
             self._forward = self.forward
             self.forward = self._call_lazy_check
 
@@ -63,7 +63,7 @@ class OptimizedModule(torch.nn.Module):
         raise TypeError(f"{type(self._orig_mod).__name__} does not support len()")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.nn.modules.module._has_any_global_hook():
+        if torch_api.serve().has_global_hooks():
             warnings.warn(
                 "Using `torch.compile(module)` when there are global hooks on modules (e.g., from "
                 "`register_module_forward_hook`); this will cause the hooks to fire an extra time "
@@ -128,10 +128,7 @@ class OptimizedModule(torch.nn.Module):
 
     def _call_lazy_check(self, *args: Any, **kwargs: Any) -> Any:
         # A lazy module initialises itself in a hook and then is lazy no longer.
-        mod = self._orig_mod
-        infer: Any = getattr(mod, "_infer_parameters", None)
-        if hasattr(mod, "_initialize_hook") and callable(infer):
-            infer(mod, args, kwargs)
+        objects.initialize_lazy(self._orig_mod, args, kwargs)
         return self.__dict__["_forward"](*args, **kwargs)
 
     def __dir__(self) -> list[str]:
@@ -139,7 +136,7 @@ class OptimizedModule(torch.nn.Module):
         return [*inner, *(name for name in super().__dir__() if name not in inner)]
 
 
-OptimizedModule.__module__ = standin.EVAL_FRAME
+OptimizedModule.__module__ = modules.EVAL_FRAME
 standin.add_module_class(OptimizedModule)
 _modules: weakref.WeakSet[OptimizedModule] = weakref.WeakSet()
 

@@ -14,6 +14,7 @@ import torch
 
 from precomp import _core, torch_api
 from precomp.errors import CompileViolation
+from precomp.torch_api import modules, objects
 
 Graph = Callable[[list[Any]], Any]
 
@@ -144,7 +145,7 @@ def _bind_function(plan: Any) -> None:
 
     # The engine calls it at the node: without this, two Python frames per backward.
     entry = "apply_boxed" if torch_api.serve().boxed_grads else "apply"
-    setattr(CompiledFunction._backward_cls, entry, plan.apply_boxed)  # type: ignore[attr-defined]
+    setattr(objects.backward_class(CompiledFunction), entry, plan.apply_boxed)
     base = torch_api.serve().FunctionBase.__dict__["apply"]
     plan.bind(
         CompiledFunction,
@@ -155,7 +156,7 @@ def _bind_function(plan: Any) -> None:
 
 
 def _compiled_autograd_key(ctx: Any) -> tuple[Any, ...]:
-    return (ctx._autograd_function_id, *getattr(ctx, "symints", ()))
+    return (objects.autograd_function_id(ctx), *getattr(ctx, "symints", ()))
 
 
 def _double_backward(
@@ -192,8 +193,8 @@ def _double_backward(
 
 def _coerce_subclass(tangent: Any) -> torch.Tensor:
     """The plain tensor that a tangent of a tensor subclass stands for, or torch's refusal."""
-    fake = sys.modules.get("torch._subclasses.fake_tensor")
-    functional = sys.modules.get("torch._subclasses.functional_tensor")
+    fake = sys.modules.get(modules.FAKE_TENSOR)
+    functional = sys.modules.get(modules.FUNCTIONAL_TENSOR)
     if fake is not None and isinstance(tangent, fake.FakeTensor):
         return tangent
     if functional is not None and isinstance(tangent, functional.FunctionalTensor):

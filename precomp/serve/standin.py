@@ -26,20 +26,12 @@ from precomp.serve.standin_beside import Beside
 from precomp.serve.standin_build import Builder, pass_over, skip_code
 from precomp.serve.standin_engine import LOADING, REAL, Finder, Package, import_lock
 from precomp.serve.standin_names import Written
+from precomp.torch_api import modules
+from precomp.torch_api.objects import DIM_RANGE
 
 Key = tuple[str, str]
 Helpers = Mapping[Key, tuple[Any, ...]] | Iterable[tuple[str, str, tuple[Any, ...]]]
 F = TypeVar("F", bound=Callable[..., Any])
-
-DYNAMO = "torch._dynamo"
-INDUCTOR = "torch._inductor"
-EXTERNAL_UTILS = "torch._dynamo.external_utils"
-BISECTOR = "torch._inductor.compiler_bisector"
-EVAL_FRAME = "torch._dynamo.eval_frame"
-_GUARDS = "torch._dynamo.guards"
-CONFIG = "torch._dynamo.config"
-_DECORATORS = "torch._dynamo.decorators"
-
 
 class GuardManagerType(enum.Enum):
     """Stands for the enum of torch._dynamo.guards; torch's C++ compares its members by identity."""
@@ -62,11 +54,11 @@ class _Lazy:
             self.written.names,
             owned=self.owned,
             materialize=materialize,
-            observed=frozenset({"torch._dynamo.polyfills"}),
+            observed=frozenset({modules.POLYFILLS}),
         )
         homes = {module for module, _ in (*records, *self.builder.written)}
         common: dict[str, Any] = {
-            "compiler": (DYNAMO, INDUCTOR),
+            "compiler": (modules.DYNAMO, modules.INDUCTOR),
             "path": list(torch.__path__),
             "alone": table.STANDIN_ALONE,
             "listed": table.STANDIN_LISTED,
@@ -74,7 +66,7 @@ class _Lazy:
             "offers": self.offers,
         }
         self.dynamo = Package(
-            DYNAMO,
+            modules.DYNAMO,
             first=None,
             on_create=self.created,
             on_real=self.became_real,
@@ -83,7 +75,7 @@ class _Lazy:
             **common,
         )
         self.inductor = Package(
-            INDUCTOR,
+            modules.INDUCTOR,
             first=self.dynamo,
             on_create=_nothing,
             on_real=_nothing,
@@ -99,7 +91,7 @@ class _Lazy:
     def dynamo_comes(self) -> None:
         # A thread that imports torch._inductor.config meanwhile must find its parent, or it would
         # wait for the parent's lock while the thread that materialises waits for that of config.
-        importlib.import_module(INDUCTOR)
+        importlib.import_module(modules.INDUCTOR)
 
     def owned(self, module: str) -> bool:
         """True when *module* belongs to a package that is still a stand-in."""
@@ -113,7 +105,7 @@ class _Lazy:
     def offers(self, module: str) -> dict[str, Any]:
         """What the stand-in of *module* has as attributes."""
         found = {name: self.builder.get(module, name) for name in self.builder.offers(module)}
-        if module == DYNAMO:
+        if module == modules.DYNAMO:
             for name, home in self.top.items():
                 if home in self.alone:
                     found[name] = getattr(importlib.import_module(home), name)
@@ -123,11 +115,11 @@ class _Lazy:
 
     def created(self) -> None:
         """What importing the real package changes outside itself and eager code can see."""
-        external = importlib.import_module(EXTERNAL_UTILS)
+        external = importlib.import_module(modules.EXTERNAL_UTILS)
         for code in external.get_nonrecursive_disable_wrapper.__code__.co_consts:
             if isinstance(code, types.CodeType):
                 skip_code(code)
-        self.builder.setup(DYNAMO)
+        self.builder.setup(modules.DYNAMO)
         self.beside.install()
 
     def became_real(self) -> None:
@@ -136,12 +128,13 @@ class _Lazy:
         _by = self.dynamo.why
         self.beside.uninstall()
         if _enum_is_ours:
-            guards: Any = importlib.import_module(_GUARDS)
+            guards: Any = importlib.import_module(modules.GUARDS)
             guards.GuardManagerType = GuardManagerType
-        if (_DECORATORS, "_DimRange") in self.builder.built:
-            decorators: Any = importlib.import_module(_DECORATORS)
-            torch_api.serve().remove_safe_globals([decorators._DimRange])
-            decorators._DimRange = self.builder.get(_DECORATORS, "_DimRange")
+        if (modules.DECORATORS, DIM_RANGE) in self.builder.built:
+            ours = self.builder.get(modules.DECORATORS, DIM_RANGE)
+            decorators: Any = importlib.import_module(modules.DECORATORS)
+            torch_api.serve().remove_safe_globals([getattr(decorators, DIM_RANGE)])
+            setattr(decorators, DIM_RANGE, ours)
         self.builder.become_real()
         self.written.become_real()
         for callback in tuple(_callbacks):
@@ -206,12 +199,13 @@ def installed() -> bool:
 
 def is_real() -> bool:
     """True when the real torch._dynamo is loaded (it may be loading in this thread)."""
-    if DYNAMO not in sys.modules:
+    if modules.DYNAMO not in sys.modules:
         return False
     if _lazy is None or not _lazy.dynamo.homes:
         return True
     package = _lazy.dynamo
-    return package.state == REAL or (package.state == LOADING and package.homes[DYNAMO].real)
+    loading = package.state == LOADING
+    return package.state == REAL or (loading and package.homes[modules.DYNAMO].real)
 
 
 def materialize(why: str) -> None:
@@ -227,7 +221,7 @@ def materialize(why: str) -> None:
     set_eval_frame = torch_api.serve().set_eval_frame
     prior = set_eval_frame(None)
     try:
-        importlib.import_module(DYNAMO)
+        importlib.import_module(modules.DYNAMO)
     finally:
         set_eval_frame(prior)
 
@@ -257,7 +251,7 @@ def enum_type() -> Any:
     """The GuardManagerType enum whose members torch's C++ accepts."""
     global _enum_is_ours
     if is_real():
-        return importlib.import_module(_GUARDS).GuardManagerType
+        return importlib.import_module(modules.GUARDS).GuardManagerType
     _enum_is_ours = True
     return GuardManagerType
 
@@ -270,23 +264,23 @@ def prime() -> None:
     global _primed
     if _primed or is_real():
         return
-    importlib.import_module(CONFIG)
-    with import_lock(_GUARDS):
-        if _primed or _GUARDS in sys.modules:
+    importlib.import_module(modules.CONFIG)
+    with import_lock(modules.GUARDS):
+        if _primed or modules.GUARDS in sys.modules:
             return
         kind = enum_type()
-        stub: Any = types.ModuleType(_GUARDS)
+        stub: Any = types.ModuleType(modules.GUARDS)
         stub.GuardManagerType = kind
         # Other threads wait for the lock, and then find no module and import it.
-        spec: Any = importlib.machinery.ModuleSpec(_GUARDS, None)
+        spec: Any = importlib.machinery.ModuleSpec(modules.GUARDS, None)
         spec._initializing = True
         stub.__spec__ = spec
-        sys.modules[_GUARDS] = stub
+        sys.modules[modules.GUARDS] = stub
         try:
             root = torch_api.serve().RootGuardManager()
             root.framelocals_manager(("x", 0), "L['x']", None, kind.GUARD_MANAGER)
         finally:
-            del sys.modules[_GUARDS]
+            del sys.modules[modules.GUARDS]
         _primed = True
 
 
@@ -316,7 +310,7 @@ def twins() -> dict[Key, Any]:
     }
     if _module_classes:
         # Guards compare the class of a compiled module itself.
-        found[EVAL_FRAME, "OptimizedModule"] = _module_classes[0]
+        found[modules.EVAL_FRAME, "OptimizedModule"] = _module_classes[0]
     return found
 
 

@@ -14,11 +14,9 @@ import torch
 
 from precomp import torch_api
 from precomp.serve.standin_build import pass_over, skip_code
+from precomp.torch_api import modules, objects
 
 Key = tuple[str, str]
-
-_DECORATORS = "torch._dynamo.decorators"
-_EVAL_FRAME = "torch._dynamo.eval_frame"
 
 
 class Written:
@@ -55,7 +53,7 @@ class Written:
 
             def __enter__(self) -> None:
                 arguments = {k: v for k, v in vars(self).items() if k in ("msg", "wrapping")}
-                self._real = real(_EVAL_FRAME, type(self).__name__)(**arguments)
+                self._real = real(modules.EVAL_FRAME, type(self).__name__)(**arguments)
                 self._real.__enter__()
 
             def __exit__(self, *exc: Any) -> Any:
@@ -71,7 +69,7 @@ class Written:
             nonlocal default
             plain = stance.stance == "default" and stance.backend is None
             if not plain or stance.skip_guard_eval_unsafe:
-                return real(_EVAL_FRAME, "_set_stance")(stance)
+                return real(modules.EVAL_FRAME, "_set_stance")(stance)
             callback = get_callback()
             if callback is not False and callback is not None:
                 raise RuntimeError("attempted to set_stance in a torch.compile region")
@@ -79,7 +77,7 @@ class Written:
             default = stance
             return prior
 
-        _set_stance._dynamo_forbidden = True  # type: ignore[attr-defined]
+        objects.forbid_in_graph(_set_stance)
 
         def clear_lru_cache() -> None:
             # Nothing is cached before the real package is there.
@@ -87,18 +85,18 @@ class Written:
 
         def is_compile_supported(device_type: Any) -> Any:
             kind = torch.device(device_type).type
-            supported = importlib.import_module("torch._dynamo").is_dynamo_supported()
+            supported = importlib.import_module(modules.DYNAMO).is_dynamo_supported()
             if kind == "cpu":
                 return supported
             if kind in ("cuda", "xpu", "mtia") and supported:
-                return importlib.import_module("torch.utils._triton").has_triton()
+                return importlib.import_module(modules.TRITON_UTILS).has_triton()
             return False
 
         class OptimizedModuleType(type):
             """Lets instance checks work before there is a class, and agree with it afterwards."""
 
             def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-                return real(_EVAL_FRAME, "OptimizedModule")(*args, **kwargs)
+                return real(modules.EVAL_FRAME, "OptimizedModule")(*args, **kwargs)
 
             def __instancecheck__(cls, value: Any) -> bool:
                 return isinstance(value, tuple(module_classes))
@@ -109,21 +107,21 @@ class Written:
         class OptimizedModule(metaclass=OptimizedModuleType):
             """The class of compiled modules, before the real one is there."""
 
-        OptimizedModule.__module__ = _EVAL_FRAME
+        OptimizedModule.__module__ = modules.EVAL_FRAME
 
         self.names: dict[Key, Any] = {
-            (_EVAL_FRAME, "OptimizedModule"): OptimizedModule,
-            (_DECORATORS, "allow_in_graph"): allow_in_graph,
-            (_EVAL_FRAME, "_TorchDynamoContext"): _TorchDynamoContext,
-            (_EVAL_FRAME, "_callback_from_stance"): _callback_from_stance,
-            (_EVAL_FRAME, "_set_stance"): _set_stance,
-            ("torch._dynamo.trace_rules", "clear_lru_cache"): clear_lru_cache,
-            ("torch._dynamo.utils", "is_compile_supported"): is_compile_supported,
+            (modules.EVAL_FRAME, "OptimizedModule"): OptimizedModule,
+            (modules.DECORATORS, "allow_in_graph"): allow_in_graph,
+            (modules.EVAL_FRAME, "_TorchDynamoContext"): _TorchDynamoContext,
+            (modules.EVAL_FRAME, "_callback_from_stance"): _callback_from_stance,
+            (modules.EVAL_FRAME, "_set_stance"): _set_stance,
+            (modules.TRACE_RULES, "clear_lru_cache"): clear_lru_cache,
+            (modules.DYNAMO_UTILS, "is_compile_supported"): is_compile_supported,
         }
         for module, flags in torch_api.tables().STANDIN_FLAGS.items():
             self.names.update({(module, name): False for name in flags})
         if torch_api.serve().DISABLE_JUSTKNOBS:
-            self.names[_EVAL_FRAME, "_maybe_set_eval_frame"] = set_eval_frame
+            self.names[modules.EVAL_FRAME, objects.MAYBE_SET_EVAL_FRAME] = set_eval_frame
         for function in (
             allow_in_graph,
             real,
@@ -140,8 +138,8 @@ class Written:
 
     def become_real(self) -> None:
         """Tell the real package what was remembered."""
-        allow_in_graph = importlib.import_module(_DECORATORS).allow_in_graph
+        allow_in_graph = importlib.import_module(modules.DECORATORS).allow_in_graph
         for fn in self._allowed:
             allow_in_graph(fn)
         self._allowed.clear()
-        self._module_classes.append(importlib.import_module(_EVAL_FRAME).OptimizedModule)
+        self._module_classes.append(importlib.import_module(modules.EVAL_FRAME).OptimizedModule)

@@ -23,6 +23,7 @@ SERVE: dict[str, str] = {
     "tls_exclude": "torch._C:_dispatch_tls_local_exclude_set",
     "ForceDispatchKeyGuard": "torch._C:_ForceDispatchKeyGuard",
     # torch.compile
+    "has_global_hooks": "torch.nn.modules.module:_has_any_global_hook",
     "InductorWrapper": "torch:_TorchCompileInductorWrapper",
     "TracingContext": "torch._guards:TracingContext",
     "guards_tls": "torch._guards:_TLS",
@@ -57,6 +58,7 @@ SERVE: dict[str, str] = {
     "dict_version": "torch._C._dynamo.guards:dict_version",
     "DispatchKeySet": "torch._C:DispatchKeySet",
     "DisableTorchFunction": "torch._C:DisableTorchFunction",
+    "enable_torch_function": "torch.overrides:_enable_torch_function",
     "InverseReturnMode": "torch._C._functionalization:InverseReturnMode",
     "device_module": "torch.utils._device:",
     "top_saved_tensors_hooks": "torch._C._autograd:_top_saved_tensors_default_hooks",
@@ -164,6 +166,7 @@ CAPTURE: dict[str, str] = {
     "trace_rules": "torch._dynamo.trace_rules",
     # guards
     "guards_module": "torch._dynamo.guards:",
+    "native_guards": "torch._C._dynamo.guards:",
     "guard_manager_type": "torch._dynamo.guards:GuardManagerType",
     "GuardManagerWrapper": "torch._dynamo.guards:GuardManagerWrapper",
     "skips_guards": "torch._dynamo.eval_frame:_is_skip_guard_eval_unsafe_stance",
@@ -455,3 +458,55 @@ TANGENT_FIELD = "requires_grad_for_backward"
 
 # The same as METADATA_REFUSED for the fields of its InputAliasInfo.
 INPUT_REFUSED: dict[str, str] = {}
+
+# ---------------------------------------------------------------- attributes
+
+# Private attributes that objects.py reads or sets -> the source file of torch that has them.
+ATTRIBUTES: dict[str, str] = {
+    "_abstract_fn": "_library/custom_ops.py",
+    "_autograd_function_id": "_functorch/_aot_autograd/runtime_wrappers.py",
+    "_backend_fns": "_library/custom_ops.py",
+    "_backward_cls": "autograd/function.py",
+    "_backward_fn": "_library/custom_ops.py",
+    "_call_impl": "nn/modules/module.py",
+    "_cdata": "storage.py",
+    "_defers_input_alignment": "_inductor/output_code.py",
+    "_device_type": "distributed/device_mesh.py",
+    "_dynamo_forbidden": "_dynamo/eval_frame.py",
+    "_flatten_rank_map": "distributed/device_mesh.py",
+    "_get_arg_lists": "_inductor/runtime/triton_heuristics.py",
+    "_get_index": "_dynamo/source.py",
+    "_infer_parameters": "nn/modules/lazy.py",
+    "_init_fn": "_library/custom_ops.py",
+    "_init_group": "optim/sgd.py",
+    "_initialize_hook": "nn/modules/lazy.py",
+    "_is_torch_compile": "_dynamo/eval_frame.py",
+    "_isolate_recompiles_id": "_dynamo/eval_frame.py",
+    "_layout": "distributed/device_mesh.py",
+    "_lazy_forward": "_dynamo/eval_frame.py",
+    "_mesh_dim_names": "distributed/device_mesh.py",
+    "_one_graph": "_dynamo/convert_frame.py",
+    "_opname": "_ops.py",
+    "_overloadname": "_ops.py",
+    "_qualified_op_name": "_ops.py",
+    "_schema": "_ops.py",
+    "_setup_context_fn": "_library/custom_ops.py",
+    "_thread_id": "distributed/device_mesh.py",
+    "_torchdynamo_inline": "_dynamo/eval_frame.py",
+    "_torchdynamo_orig_backend": "_dynamo/convert_frame.py",
+    "_torchdynamo_orig_callable": "_dynamo/eval_frame.py",
+    "_torchdynamo_wrapper_id": "_dynamo/eval_frame.py",
+    "_wrap_compiled_regions": "_inductor/output_code.py",
+    "_wrapped_call_impl": "nn/modules/module.py",
+}
+
+# Value types of torch.distributed, (module, name) -> positional and keyword arguments of their
+# constructor, which are attributes, too.
+CONSTRUCTORS: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
+    ("torch.distributed.tensor.placement_types", "Shard"): (("dim",), ()),
+    ("torch.distributed.tensor.placement_types", "_StridedShard"): (("dim",), ("split_factor",)),
+    ("torch.distributed.tensor.placement_types", "Replicate"): ((), ()),
+    ("torch.distributed.tensor.placement_types", "Partial"): (("reduce_op",), ()),
+    ("torch.distributed._mesh_layout", "_MeshLayout"): (("axes",), ()),
+    ("torch.distributed._mesh_layout", "_FlatLayout"): (("shape", "stride"), ()),
+}

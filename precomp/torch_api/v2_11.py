@@ -26,6 +26,13 @@ GRAPH_REFUSED = {"torch_function_subclass_inlined": None}
 # The metadata does not name inputs that are AsyncCollectiveTensor: their type is guarded.
 METADATA_REFUSED = {"act_input_indices": None}
 
+# Attributes that later versions have.
+ATTRIBUTES = {
+    "_defers_input_alignment": None,
+    "_is_torch_compile": None,
+    "_isolate_recompiles_id": None,
+}
+
 TANGENT_FIELD = "requires_grad"
 
 STANDIN_BESIDE = {

@@ -15,22 +15,13 @@ CORE = [path for path in C_FILES if path.parent.name == "core"]
 BINDING = [path for path in C_FILES if path.parent.name == "binding"]
 PYTHON = sorted(ROOT.glob("precomp/**/*.py"))
 COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd", "sympy", "triton")
-PRIVATE = re.compile(r"\btorch\._(C|dynamo|inductor|functorch|guards)\b")
-
-_DOORS = "doors patch what any torch has, supported or not; a name that is absent is passed over"
-_STANDIN = "it answers imports of these very modules"
-PRIVATE_NAMES_IN = {
-    "doors/__init__.py": _DOORS,
-    "doors/aot.py": _DOORS,
-    "doors/autotune.py": _DOORS,
-    "doors/dynamo.py": _DOORS,
-    "doors/hooks.py": _DOORS,
-    "doors/inductor.py": _DOORS,
-    "doors/jit.py": _DOORS,
-    "doors/state.py": _DOORS,
-    "serve/standin.py": _STANDIN,
-    "serve/standin_names.py": _STANDIN,
-}
+# A private module, or a private name in a module or class, of torch.
+PRIVATE = re.compile(r"\btorch(\.\w+)*\._[a-zC]")
+# Private names of Python and of its libraries.
+OF_PYTHON = frozenset(
+    "_DeadlockError _fields _find_and_load _get_module_lock _getframe _initializing "
+    "_lock_unlock_module _lru_cache_wrapper _make _module_locks _run_exitfuncs _value_".split()
+)
 
 
 def short(path: Path) -> str:
@@ -215,32 +206,93 @@ def dotted(node: ast.expr) -> str:
     return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
-def private_names(path: Path) -> Iterator[str]:
-    """Private names of torch in the code of a file: attributes, imports and strings, not prose."""
+def own_names() -> set[str]:
+    """The names that precomp itself gives: to functions, classes, variables and attributes."""
+    names = {"_core"}
+    for path in PYTHON:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                names.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                if isinstance(node.value, ast.Name) and node.value.id == "self":
+                    names.add(node.attr)
+    return names | {path.stem for path in PYTHON}
+
+
+def is_foreign(name: str, own: set[str]) -> bool:
+    private = re.fullmatch(r"_[a-z]\w*", name) is not None and not name.startswith("_precomp")
+    return private and name not in own | OF_PYTHON
+
+
+def private_names(path: Path, own: set[str]) -> Iterator[str]:
+    """Private names of torch in the code of a file: attributes, imports and strings, not prose.
+
+    The targets of doors are left out: a door tells itself when it has no function to stand before.
+    """
     tree = ast.parse(path.read_text())
-    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    apart = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        text = ""
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Door":
+            apart |= {id(part) for part in ast.walk(node.args[2])}
+        elif isinstance(node, ast.JoinedStr) and " " in ast.unparse(node):
+            apart |= {id(part) for part in node.values}
+    pieces = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        or (isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".removesuffix"))
+        for part in ast.iter_child_nodes(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in apart:
+            continue
+        text = name = ""
         if isinstance(node, ast.Attribute):
-            text = dotted(node)
+            text, name = dotted(node), node.attr
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            text = "" if id(node) in prose else node.value
+            text = "" if " " in node.value else node.value
+            name = "" if id(node) in pieces else text
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             text = " ".join(imports(node, ""))
-        if PRIVATE.search(text):
-            yield f"{node.lineno}: {text}"
+        of_triton = path.name == "triton_kernels.py"  # names Triton's attributes, for all others
+        if PRIVATE.search(text) or (is_foreign(name, own) and not of_triton):
+            yield f"{node.lineno}: {text or name}"
 
 
-def test_private_names_of_torch_are_in_torch_api_and_freeze_only():
+def test_private_names_of_torch_are_in_torch_api_only():
+    own = own_names()
     found = {}
     for path in PYTHON:
-        name = str(path.relative_to(ROOT / "precomp"))
-        if not name.startswith(("torch_api/", "freeze/")):
-            names = list(private_names(path))
+        if path.parent.name != "torch_api":
+            names = list(private_names(path, own))
             if names:
-                found[name] = names
-    assert {name: found[name] for name in found.keys() - PRIVATE_NAMES_IN.keys()} == {}
-    assert PRIVATE_NAMES_IN.keys() - found.keys() == set(), "these need no exception any more"
+                found[short(path)] = names
+    assert found == {}
+
+
+def test_the_installed_torch_has_the_attributes_that_are_used():
+    """Each stands in the source file that the table names."""
+    import torch
+
+    from precomp import torch_api
+
+    root = Path(torch.__file__).parent
+    table = torch_api.tables().ATTRIBUTES
+    missing = [
+        f"{name} in {file}"
+        for name, file in table.items()
+        if not re.search(rf"\b{name}\b", (root / file).read_text())
+    ]
+    assert missing == []
+    objects = ast.parse((ROOT / "precomp/torch_api/objects.py").read_text())
+    used = {
+        node.attr
+        for node in ast.walk(objects)
+        if isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr)
+    }
+    assert used - torch_api.tables_of("2.13").ATTRIBUTES.keys() == {"_in_hop_compile"}
 
 
 def test_the_source_is_valid_for_the_oldest_python():
