@@ -349,7 +349,9 @@ def _is_int(node: ast.expr) -> bool:
 
 def _is_cuda(callee: Any) -> bool:
     module, name = getattr(callee, "__module__", None), getattr(callee, "__name__", "")
-    return str(module).startswith(("torch.cuda", "torch.accelerator")) or name.startswith("_cuda_")
+    return str(module).startswith(("torch.cuda", "torch.accelerator")) or name.startswith(
+        torch_api.tables().CUDA_FUNCTIONS
+    )
 
 
 def _takes_ordinal(callee: Any) -> bool:

@@ -430,6 +430,8 @@ SHAPES_ATTRIBUTE: str | None = None
 
 # ---------------------------------------------------------------- modules
 
+# How the functions of torch._C for CUDA begin.
+CUDA_FUNCTIONS = "_cuda_"
 # Functions of the wrappers that Inductor generates whose only argument is the number of a GPU.
 TAKES_ORDINAL: tuple[str, ...] = ("_DeviceGuard", "set_device", "_cuda_getCurrentRawStream")
 
