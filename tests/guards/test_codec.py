@@ -23,7 +23,9 @@ from precomp.freeze.values import Unencodable, encode, encode_code
 
 
 def named(value: Any) -> str:
-    """A test id that two processes agree on: the text without addresses."""
+    """A test id that two processes agree on: the text without addresses, sets in order."""
+    if isinstance(value, (set, frozenset)):
+        value = sorted(value, key=repr)
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
