@@ -11,14 +11,14 @@ import pytest
 from small_artifacts import HOME
 
 SCRIPT = """\
-import atexit, sys, threading
+import atexit, sys, threading, time
 
 def finish(what):
     print("main", __name__, __file__, sys.argv, sys.path[0], __package__, __spec__ is None)
     print(sorted(globals()), sys.modules["__main__"].finish is finish, type(__loader__).__name__)
     atexit.register(print, "atexit")
-    # Outlives the main thread, and prints when that cannot print in between.
-    threading.Thread(target=lambda: (threading.main_thread().join(), print("thread"))).start()
+    # Outlives the script, and does not print into what that prints.
+    threading.Thread(target=lambda: (time.sleep(0.3), print("thread"))).start()
     if what == "error":
         raise ValueError("what went wrong")
     if what == "interrupt":
