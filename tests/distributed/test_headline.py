@@ -34,7 +34,7 @@ SPOILED = {
     "losses bit-equal": ("prepared", "losses", ["0x1.8p-1"]),
     "parameters bit-equal": ("compiled", "parameters", "other"),
     "mean losses within": ("eager", "mean_losses", [0.7503] + [0.75] * 29),
-    "batches, then 0.01": ("eager", "mean_losses", [0.75] * 29 + [0.77]),
+    "batches, then 0.1": ("eager", "mean_losses", [0.75] * 29 + [0.9]),
     "the compiled run did compile": ("compiled", "compile_ids", 0),
 }
 
