@@ -119,11 +119,8 @@ def run(
     for place, argv, env in processes:
         with open(place / "output", "w") as stream:
             running.append(subprocess.Popen(argv, cwd=place, env=env, stdout=stream, stderr=stream))
-    parent_cpu: list[tuple[float, float]] = []
     try:
-        own = wait(running, started + timeout)
-        if preload is not None:
-            parent_cpu = own
+        used = wait(running, started + timeout)
     finally:
         for process in running:
             if process.poll() is None:
@@ -134,7 +131,7 @@ def run(
     if any(process.returncode for process in running):
         sys.exit(f"{' '.join(command)}: exit {[p.returncode for p in running]}\n{output}")
     reports = [json.loads((root / f"report-{rank}.json").read_text()) for rank in range(ranks)]
-    return Run(started, seconds, reports, output, parent_cpu)
+    return Run(started, seconds, reports, output, used if preload is not None else [])
 
 
 def wait(running: list[subprocess.Popen[bytes]], end: float) -> list[tuple[float, float]]:

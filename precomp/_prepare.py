@@ -200,7 +200,7 @@ def _prepare(
     from precomp.serve import compile as surface
     from precomp.serve import devices as placing
     from precomp.serve import standin
-    from precomp.serve.frame import Loaded
+    from precomp.serve.entries import Loaded
     from precomp.serve.frame import runtime as serve_runtime
 
     kinds: dict[str, list[str]] = {}

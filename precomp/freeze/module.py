@@ -33,11 +33,6 @@ def freeze_module(
     record = module_record(graph, store, devices)
     if stays is not None:
         stays += devices.reasons
-    return store_module(record, store)
-
-
-def store_module(record: dict[str, Any], store: Store) -> str:
-    """Store a finished record (of ``module_record``) and return its digest."""
     blob = data.dumps(record)
     return store.add("module", hashlib.sha256(blob).hexdigest(), blob)
 

@@ -10,111 +10,26 @@ import builtins
 import collections
 import functools
 import importlib
-import itertools
 import threading
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from precomp import _core, torch_api
-from precomp.data import loads
 from precomp.errors import CompileViolation
-from precomp.ordinals import Numbers
-from precomp.serve import devices, guards, live, source, standin, triton
-from precomp.serve import module as modules
-from precomp.serve import plan as plans
+from precomp.serve import devices, guards, live, source, standin
 from precomp.serve.devices import Placed
-from precomp.serve.kernel import KernelTable
+from precomp.serve.entries import Entry, Loaded
 from precomp.serve.unknown import FileRules, holds_torch, never_converted
 from precomp.sources import qualname
 from precomp.torch_api.modules import STANDIN
 
+if TYPE_CHECKING:
+    from precomp.serve.triton import Server as LaunchServer
+
 NOT_CAPTURED = "not captured: the artifact has no entry for this function"
 SKIPPED = "skipped when it was captured"
 HINT = "capture a run that makes this call, or fix what differs"
-
-
-class Loaded:
-    """One prepared artifact: its records by digest, decoded when first needed.
-
-    *numbers*: ordinals of GPUs in the artifact -> here; None: see precomp.serve.devices.
-    """
-
-    def __init__(
-        self, blobs: dict[str, bytes], kinds: dict[str, list[str]], numbers: Numbers | None = None
-    ) -> None:
-        self.blobs = blobs
-        self.numbers = numbers
-        self.rules = [loads(blobs[digest]) for digest in kinds.get("rules", ())]
-        # Entries of one code are tried in the order in which torch compiled them.
-        order = dict.fromkeys(digest for rules in self.rules for digest in rules["order"])
-        self.frames = [Entry(self, loads(blobs[digest])) for digest in order]
-        self.entries = tuple(
-            (kind, kind, digest) for kind in ("kernel", "cubin") for digest in kinds.get(kind, ())
-        )
-        self.kernel = KernelTable(self)
-        self.triton, self.tuned = (
-            triton.entries_of(blobs, kinds.get(kind, []), self.kernel.launcher)
-            for kind in ("triton", "tuned")
-        )
-        self._modules: dict[Any, Callable[..., Any]] = {}
-        self._plans: dict[Any, Callable[..., Any]] = {}
-
-    def load_kernels(self) -> None:
-        """Load all kernels; their bytes are not needed after that."""
-        self.kernel.load()
-        for _, _, digest in self.entries:
-            self.blobs.pop(digest, None)
-
-    def read(self, digest: str) -> bytes:
-        """The bytes of an entry."""
-        return self.blobs[digest]
-
-    def module(self, digest: str, numbers: Numbers) -> Callable[..., Any]:
-        """The ``call`` function of a module entry, on GPUs renumbered by *numbers*."""
-        key = (digest, *numbers.items())
-        call = self._modules.get(key)
-        if call is None:
-            call = modules.load(loads(self.blobs[digest]), self.kernel, numbers)
-            self._modules[key] = call
-        return call
-
-    def plan(self, digest: str, numbers: Numbers) -> Callable[..., Any]:
-        """The callable of a plan entry, on GPUs renumbered by *numbers*."""
-        key = (digest, *numbers.items())
-        plan = self._plans.get(key)
-        if plan is None:
-            record = loads(self.blobs[digest])
-            plan = plans.load(record, lambda module: self.module(module, numbers))
-            self._plans[key] = plan
-        return plan
-
-
-class Entry:
-    """One frame entry of a prepared artifact."""
-
-    _numbers = itertools.count()
-
-    def __init__(self, loaded: Loaded, record: dict[str, Any]) -> None:
-        self.loaded = loaded
-        self.record = record
-        self.number = next(self._numbers)
-        self.stale: str | None = None
-        # Whether its frame has a graph break: it goes on in another function.
-        self.breaks = any(spec[0] in ("resume", "resume_closure") for _, spec in record["globals"])
-        # Where it is served; None: on the GPUs of the frame.
-        self.placed = devices.settled(record, loaded.numbers)
-        self.binds = False  # its guard tree binds to the objects of the first accepted call
-        self.live = live.needed(record)  # it is built for the live objects of a frame
-        self.bound = 0  # how often that, or choosing a GPU for it, was done
-        self._on: dict[int, Placed] = {}
-
-    def on(self, ordinal: int) -> Placed:
-        """It on the GPU *ordinal*."""
-        placed = self._on.get(ordinal)
-        if placed is None:
-            placed = self._on[ordinal] = Placed(self.record, {0: ordinal})
-        return placed
 
 
 def relocate(value: Any, old: str, new: str) -> Any:
@@ -143,6 +58,8 @@ class Runtime:
         self.files = FileRules([])
         self.lean = False
         self.missing: collections.Counter[tuple[str, str]] = collections.Counter()
+        # What serves Triton kernels; imported for the first artifact that has any.
+        self.launches: LaunchServer | None = None
         self.servers: list[_core.FrameServer] = []
         self._globals: dict[tuple[int, str], tuple[dict[str, Any], Any, Any]] = {}
         self._trees: dict[tuple[int, int], Any] = {}
@@ -156,7 +73,9 @@ class Runtime:
 
     def set_lean(self, lean: bool) -> None:
         """Whether a miss raises instead of compiling."""
-        self.lean = triton.server().lean = lean
+        self.lean = lean
+        if self.launches is not None:
+            self.launches.lean = lean
 
     # -- artifacts come and go
 
@@ -165,11 +84,16 @@ class Runtime:
         with self.lock:
             self.loaded.append(loaded)
             self._index()
-        triton.server().add(loaded.triton, loaded.tuned)
+        if loaded.triton or loaded.tuned:
+            from precomp.serve import triton
+
+            self.launches = triton.server()
+            self.launches.add(loaded.triton, loaded.tuned)
 
     def remove(self, loaded: Loaded) -> None:
         """Serve *loaded* no longer: its code leaves torch's caches, its globals their modules."""
-        triton.server().remove(loaded.triton, loaded.tuned)
+        if self.launches is not None:
+            self.launches.remove(loaded.triton, loaded.tuned)
         with self.lock:
             self.loaded.remove(loaded)
             for code, _ in self._installed.values():
@@ -555,7 +479,8 @@ class Runtime:
 
     def missed(self) -> tuple[tuple[str, str], ...]:
         """(function, reason) of every call that asked for something that is not there."""
-        return (*self.missing, *triton.server().missing)
+        launches = () if self.launches is None else tuple(self.launches.missing)
+        return (*self.missing, *launches)
 
 
 _runtime: Runtime | None = None

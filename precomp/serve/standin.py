@@ -33,6 +33,7 @@ Key = tuple[str, str]
 Helpers = Mapping[Key, tuple[Any, ...]] | Iterable[tuple[str, str, tuple[Any, ...]]]
 F = TypeVar("F", bound=Callable[..., Any])
 
+
 class GuardManagerType(enum.Enum):
     """Stands for the enum of torch._dynamo.guards; torch's C++ compares its members by identity."""
 

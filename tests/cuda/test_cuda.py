@@ -33,16 +33,6 @@ def cubins(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("driver")
-    command = ["gcc", "-shared", "-fPIC", "-O1", "-fvisibility=hidden", "-Werror"]
-    for name, options in (("fakecuda.so", ()), ("old.so", ("-DOLD",))):
-        source = str(HERE / "fakecuda.c")
-        subprocess.run([*command, *options, source, "-o", str(folder / name)], check=True)
-    return folder / "fakecuda.so"
-
-
 def run(scene, library, cubin):
     done = subprocess.run(
         [sys.executable, str(SCRIPT), scene, str(library), str(cubin)],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,12 +24,9 @@ STAYS = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(tmp_path_factory, driver):
     pytest.importorskip("triton")
     folder = tmp_path_factory.mktemp("relocated")
-    driver = folder / "fakecuda.so"
-    command = ["gcc", "-shared", "-fPIC", "-O1", "-fvisibility=hidden", "-Werror"]
-    subprocess.run([*command, str(HERE / "fakecuda.c"), "-o", str(driver)], check=True)
     return Place(folder / "place").run(HERE / "relocated.py", driver, folder).facts
 
 
