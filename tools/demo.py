@@ -134,7 +134,8 @@ def main() -> int:
     good = (
         all(identical.values())
         and prepared["compile_events"] == 0
-        and prepared["subprocesses"] == []
+        # Importing torch itself starts some, in builds for CUDA.
+        and set(prepared["subprocesses"]) <= set(eager["subprocesses"])
         and prepared["compiler_modules"] == []
         and prepared["cache_files"] == 0
     )

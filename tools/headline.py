@@ -45,7 +45,13 @@ def checks(prepared: launch.Run, compiled: launch.Run, eager: launch.Run) -> dic
     return {
         "0 compile ids on every rank": not any(prepared.facts("compile_ids")),
         "0 cache lookups on every rank": not any(prepared.facts("cache_lookups")),
-        "0 subprocesses on every rank": not any(prepared.facts("subprocesses")),
+        # Importing torch itself starts some, in builds for CUDA.
+        "0 subprocesses on every rank, but those of an eager run": all(
+            set(started) <= set(others)
+            for started, others in zip(
+                prepared.facts("subprocesses"), eager.facts("subprocesses"), strict=True
+            )
+        ),
         "0 violations and 0 misses on every rank": not any(
             prepared.facts("violations") + prepared.facts("missing")
         ),

@@ -96,8 +96,9 @@ import importlib.metadata as m, sys
 sys.exit(m.version('torch').split('+')[0] != '$TORCH')" 2>/dev/null; then
         say "installing torch $TORCH"
         pip_install "setuptools>=77" wheel numpy "torch==$TORCH" || return 1
-        # Where there is no wheel of triton, torch on CPU does without it.
-        pip_install "triton==$TRITON" || echo "triton $TRITON is not available: going on without it"
+        # Builds for CUDA bring their own. Where there is no wheel of triton, torch on CPU does without it.
+        "$VENV/bin/python" -c "import importlib.metadata as m; m.version('triton')" 2>/dev/null ||
+            pip_install "triton==$TRITON" || echo "triton $TRITON is not available: going on without it"
     fi
     for set in "$@"; do
         case $set in
