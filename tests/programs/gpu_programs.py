@@ -56,13 +56,13 @@ class Language(nn.Module):
 
 
 class GPT2(nn.Module):
-    """GPT-2 of transformers with random weights: 4 of its 12 layers."""
+    """GPT-2 (124M) of transformers with random weights."""
 
     def __init__(self) -> None:
         super().__init__()
         from transformers import GPT2Config, GPT2LMHeadModel
 
-        config = GPT2Config(n_layer=4, n_embd=256, n_head=4, vocab_size=8192, use_cache=False)
+        config = GPT2Config(use_cache=False)
         self.model = GPT2LMHeadModel(config)
 
     def forward(self, tokens, targets):
