@@ -30,6 +30,7 @@ from precomp.data import loads  # noqa: E402
 
 RANKS = 2
 KEPT = ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+FAMILIES = ("NCCL_", "NVSHMEM_", "TORCH_SYMM_MEM_")  # what a machine needs said to its links
 NAMES = (
     "ddp_one_bucket", "ddp_buckets", "ddp_device_ids", "ddp_compiled_module", "ddp_no_sync",
     "fsdp_compiled_model", "fsdp_blocks_before", "fsdp_blocks_after", "fsdp_mixed_precision",
@@ -41,8 +42,8 @@ def start(
     place: Path, device: str, *arguments: object, compiler: bool = True, swap: bool = False
 ) -> list[Any]:
     """What the ranks print."""
-    extra = {name: os.environ[name] for name in KEPT if name in os.environ}
-    extra |= {"RANKS_DEVICE": device, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    extra = {k: v for k, v in os.environ.items() if k in KEPT or k.startswith(FAMILIES)}
+    extra |= {"RANKS_DEVICE": device, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "GROUP_TIMEOUT": "240"}
     extra |= {"RANKS_SWAP": "1"} if swap else {}
     places = ranks.places(place, RANKS, compiler=compiler, extra=extra)
     return [rank.facts for rank in ranks.run(places, "worker.py", *arguments, timeout=500)]
