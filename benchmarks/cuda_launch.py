@@ -5,6 +5,7 @@
 Microseconds a launch of one small kernel (3 pointers and an int, 1 block), host time only: each
 batch of launches starts on an idle device and is shorter than the driver's queue. ``raw`` is
 cuLaunchKernelEx in a C loop (cuda_launch.c, needs gcc); ``ratio`` compares with it round by round.
+The rows of CachingAutotuner launch the kernel that Inductor makes of an addition.
 ``load`` is the time to make 500 libraries and launchers, of copies of a few images, and to launch
 each for the first time.
 """
@@ -23,11 +24,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import MethodType
+from unittest import mock
 
 import torch
+import torch._inductor.config as inductor_config
 import triton
 import triton.language as tl
 from processes import machine
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 import precomp
 from precomp import _core
@@ -62,6 +66,26 @@ def serve(arguments: tuple) -> precomp.Prepared:
     served_add[(1,)](*arguments, BLOCK=128)
     assert not prepared.coverage().missing
     return prepared
+
+
+def inductor(static: bool, x: torch.Tensor, y: torch.Tensor) -> Callable[[], object]:
+    """A launch of Inductor's kernel of an addition, by torch's static launcher or by Triton's."""
+    calls: list[tuple] = []
+    original = CachingAutotuner.run
+
+    def run(self, *args, **kwargs):
+        calls.append((self, args))
+        return original(self, *args, **kwargs)
+
+    torch._dynamo.reset()
+    settings = {"use_static_cuda_launcher": static, "fx_graph_cache": False, "compile_threads": 1}
+    with mock.patch.object(CachingAutotuner, "run", run), inductor_config.patch(settings):
+        torch.compile(lambda x, y: x + y)(x, y)
+    (call,) = calls
+    kernel, args = call
+    for made in kernel.compile_results:
+        assert (type(made).__name__ == "StaticTritonCompileResult") is static, made
+    return partial(kernel.run, *args, stream=0)
 
 
 def raw_loop(image: bytes, symbol: str, threads: int, tensors: list, n: int) -> Callable:
@@ -137,6 +161,7 @@ def main() -> None:
     call = tuple(arguments.values())
     run = chosen.launcher.run
     addresses = [t.data_ptr() for t in tensors]
+    autotuners = {static: inductor(static, *tensors[:2]) for static in (True, False)}
     prepared = serve(call)
     paths: dict[str, Callable[[], object]] = {
         "CudaLauncher": partial(run, *call, stream=0),
@@ -144,6 +169,8 @@ def main() -> None:
         "Triton CompiledKernel[grid]": lambda: chosen.compiled[(1, 1, 1)](*call, 128),
         "Triton JITFunction[grid]": lambda: add[(1,)](*call, BLOCK=128),
         "JITFunction[grid], served": lambda: served_add[(1,)](*call, BLOCK=128),
+        "CachingAutotuner.run, static launcher": autotuners[True],
+        "CachingAutotuner.run, Triton's launcher": autotuners[False],
         "torch.add(out=)": partial(torch.add, tensors[0], tensors[1], out=tensors[2]),
     }
     threads = chosen.record["num_warps"] * 32
