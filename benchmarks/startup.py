@@ -1,13 +1,16 @@
 """Time from the end of ``import torch`` to the end of the first step, each in a fresh process.
 
-    python benchmarks/startup.py [--repeat 5] [--programs enc mlp] [--device cpu] [--output FILE]
+    python benchmarks/startup.py [--repeat 5] [--programs enc mlp] [--device cpu] [--no-bytecode]
+        [--output FILE]
 
 Variants: eager; torch.compile with cold caches; with a warm Inductor cache; with a Mega-Cache
 (torch.compiler.save_cache_artifacts) loaded into empty caches; with caching_precompile, warm; and
 prepared by precomp, with empty caches and no compiler on PATH. A training step is forward, backward
 and optimizer; inference is one call. The runs of the variants alternate. Prints JSON; ratios are of
 medians of the same run. ``phases_s`` says where the time goes: ``load`` (the artifact, or the
-Mega-Cache), ``context`` (of the GPU), ``model`` (and its optimizer), ``step``.
+Mega-Cache), ``context`` (of the GPU), ``model`` (and its optimizer), ``step``. With
+``--no-bytecode`` Python finds no .pyc file and writes none, as in images that are built with
+PYTHONDONTWRITEBYTECODE: each import compiles its source, torch's and precomp's.
 """
 
 from __future__ import annotations
@@ -87,7 +90,9 @@ def import_worker() -> None:
     print(json.dumps({"seconds": seconds}))
 
 
-def measure(program: str, kind: str, device: str, repeat: int, root: Path) -> dict:
+def measure(
+    program: str, kind: str, device: str, repeat: int, root: Path, python: dict[str, str]
+) -> dict:
     from processes import run, summary
 
     script = Path(__file__).resolve()
@@ -98,7 +103,16 @@ def measure(program: str, kind: str, device: str, repeat: int, root: Path) -> di
     def go(variant: str, file: Path | str = "-", cache: Path | None = None, **options) -> dict:
         place = cache or base / f"fresh-{next(fresh)}"
         found = run(
-            script, "--worker", variant, program, kind, device, file, cache=place, **options
+            script,
+            "--worker",
+            variant,
+            program,
+            kind,
+            device,
+            file,
+            cache=place,
+            **python,
+            **options,
         )
         if cache is None:
             shutil.rmtree(place)
@@ -159,6 +173,7 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", default=["train", "infer"])
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--no-bytecode", action="store_true", help="without .pyc files")
     parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--import-worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -173,17 +188,24 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="precomp-startup-") as temporary:
         root = Path(temporary)
+        python = {}
+        if options.no_bytecode:
+            python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": str(root / "pyc")}
+        this, imported = Path(__file__).resolve(), root / "import"
         imports = [
-            run(Path(__file__).resolve(), "--import-worker", cache=root / "import")["seconds"]
+            run(this, "--import-worker", cache=imported, **python)["seconds"]
             for _ in range(max(10, options.repeat))
         ]
         result = {
             "benchmark": "startup",
             "unit": "seconds after import torch to the end of the first step",
             "machine": machine(),
+            "bytecode": "none" if options.no_bytecode else "cached",
             "import_precomp_s": summary(imports),
             "programs": {
-                f"{program} {kind}": measure(program, kind, options.device, options.repeat, root)
+                f"{program} {kind}": measure(
+                    program, kind, options.device, options.repeat, root, python
+                )
                 for program in options.programs
                 for kind in options.kinds
             },

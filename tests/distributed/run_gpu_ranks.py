@@ -55,8 +55,16 @@ def entries(folder: Path, name: str) -> dict[str, Any]:
     whole = Artifact.open(folder / f"{name}.precomp")
     frames = [loads(whole.read(e.digest)) for e in whole.entries if e.kind == "frame"]
     fixed = [(r["name"], r["devices"]) for r in frames if r["devices"] not in (None, ("any",))]
+    alone = [{e.digest: e.kind for e in Artifact.open(file).entries} for file in files]
+    own = [
+        kind
+        for part in alone
+        for digest, kind in part.items()
+        if not all(digest in a for a in alone)
+    ]
     return {
         "stored_once": len({Artifact.open(file).digest for file in files} | {whole.digest}) == 1,
+        "of_one_rank": {kind: own.count(kind) for kind in sorted(set(own))},
         "frames": len(frames),
         "on_any_gpu": sum(record["devices"] == ("any",) for record in frames),
         "on_their_own": fixed,

@@ -288,6 +288,45 @@ def slow_rank(directory: str) -> Any:
         return exchange.all_gather(rank())
 
 
+class Launcher:
+    """A configuration of a kernel, as Inductor's tuning knows it."""
+
+    config, n_regs, n_spills, shared = "", 0, 0, 0
+
+    def __init__(self, digest: str, seconds: float) -> None:
+        self.cache_hash, self.seconds = digest, seconds
+
+
+@scenario
+def tuned_apart(directory: str) -> Any:
+    """What is fastest on one rank is slowest on the other: the choices, captured and not."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    def timed(tuner: Any, *args: Any) -> dict[Launcher, float]:
+        return {launcher: launcher.seconds for launcher in tuner.launchers}
+
+    def choice(**seconds: float) -> str:
+        tuner = object.__new__(CachingAutotuner)
+        tuner.launchers = list(map(Launcher, seconds, seconds.values()))
+        tuner.fn, tuner.inductor_meta, tuner.compile_results = Launcher, {}, []
+        tuner.benchmark_failure_reasons, tuner.save_cache_hook = {}, None
+        tuner.precompile_time_taken_ns = 0
+        tuner.autotune_to_one_config()
+        return tuner.launchers[0].cache_hash
+
+    other, never = 1 - rank(), float("inf")
+    CachingAutotuner.benchmark_all_configs = timed
+    with precomp.capture():
+        found = {
+            "one kernel": choice(a=rank(), b=other),
+            "another one": choice(c=rank(), d=other),
+            "the same again": choice(a=rank(), b=other),
+            "other configurations": choice(a=rank(), b=other, **{f"own{rank()}": -1.0}),
+            "only one runs": choice(e=never if rank() else 0.0, f=0.0 if rank() else never),
+        }
+    return found | {"afterwards": choice(a=rank(), b=other)}
+
+
 # Where a rank dies, in this order: its number, the call that it does not survive, and the timeout
 # of those that count on it. The store runs in the process of rank 0.
 DEATHS: dict[str, tuple[int, Any, str, float]] = {

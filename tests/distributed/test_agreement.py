@@ -13,7 +13,7 @@ SCENARIOS = (
     "corrupt_file", "another_environment_everywhere", "host_without_the_file", "union",
     "union_on_two_hosts", "problem_on_one_rank", "other_environment", "other_path", "unwritable",
     "capture_left_by_an_exception", "a_violation_in_each_of_two_preparations", "slow_rank",
-    "silent_rank",
+    "tuned_apart", "silent_rank",
 )  # fmt: skip
 
 # How rank 1 differs: the field, and words of the error that both ranks raise.
@@ -120,6 +120,18 @@ def test_each_preparation_has_its_own_violation(outcomes):
 @pytest.mark.parametrize("outcomes", ["slow_rank"], indirect=True)
 def test_a_rank_that_works_is_waited_for(outcomes):
     assert outcomes == [[0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize("outcomes", ["tuned_apart"], indirect=True)
+def test_ranks_that_are_captured_use_the_same_tuned_configurations(outcomes):
+    first, second = outcomes
+    for kernel in ("one kernel", "another one", "the same again"):
+        assert first[kernel] == second[kernel]
+    assert first["the same again"] == first["one kernel"]
+    # Another set of configurations, or one that does not run here: each has its own.
+    assert [first["other configurations"], second["other configurations"]] == ["own0", "own1"]
+    assert [first["only one runs"], second["only one runs"]] == ["e", "f"]
+    assert [first["afterwards"], second["afterwards"]] == ["a", "b"]
 
 
 @pytest.mark.parametrize("outcomes", ["silent_rank"], indirect=True)
