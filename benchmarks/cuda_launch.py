@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import MethodType
 from unittest import mock
@@ -68,8 +67,8 @@ def serve(arguments: tuple) -> precomp.Prepared:
     return prepared
 
 
-def inductor(static: bool, x: torch.Tensor, y: torch.Tensor) -> Callable[[], object]:
-    """A launch of Inductor's kernel of an addition, by torch's static launcher or by Triton's."""
+def inductor(static: bool, x: torch.Tensor, y: torch.Tensor) -> tuple[CachingAutotuner, tuple]:
+    """Inductor's kernel of an addition, with torch's static launcher or Triton's; its arguments."""
     calls: list[tuple] = []
     original = CachingAutotuner.run
 
@@ -85,7 +84,7 @@ def inductor(static: bool, x: torch.Tensor, y: torch.Tensor) -> Callable[[], obj
     kernel, args = call
     for made in kernel.compile_results:
         assert (type(made).__name__ == "StaticTritonCompileResult") is static, made
-    return partial(kernel.run, *args, stream=0)
+    return kernel, args
 
 
 def raw_loop(image: bytes, symbol: str, threads: int, tensors: list, n: int) -> Callable:
@@ -111,12 +110,20 @@ def raw_loop(image: bytes, symbol: str, threads: int, tensors: list, n: int) -> 
     return run
 
 
-def batch(call: Callable[[], object], calls: int) -> float:
+def loop(call: str, *given: object, **names: object) -> Callable[[int], object]:
+    """A function of the number of calls: *call* as a program has it, so that nothing is timed but
+    the call itself; ``*`` in it stands for the positional arguments."""
+    values = {f"a{i}": value for i, value in enumerate(given)} | names
+    text = call.replace("*", ", ".join(f"a{i}" for i in range(len(given))))
+    exec(f"def loop(calls):\n    for _ in range(calls):\n        {text}", values)
+    return values["loop"]  # type: ignore[return-value]
+
+
+def batch(calls_of: Callable[[int], object], calls: int) -> float:
     """Microseconds a call."""
     torch.cuda.synchronize()
     start = time.perf_counter()
-    for _ in range(calls):
-        call()
+    calls_of(calls)
     return (time.perf_counter() - start) / calls * 1e6
 
 
@@ -159,19 +166,24 @@ def main() -> None:
         if block == 128:
             chosen = case
     call = tuple(arguments.values())
-    run = chosen.launcher.run
     addresses = [t.data_ptr() for t in tensors]
-    autotuners = {static: inductor(static, *tensors[:2]) for static in (True, False)}
+    tuned = {static: inductor(static, *tensors[:2]) for static in (True, False)}
     prepared = serve(call)
-    paths: dict[str, Callable[[], object]] = {
-        "CudaLauncher": partial(run, *call, stream=0),
-        "CudaLauncher, addresses": partial(run, *addresses, n, stream=0),
-        "Triton CompiledKernel[grid]": lambda: chosen.compiled[(1, 1, 1)](*call, 128),
-        "Triton JITFunction[grid]": lambda: add[(1,)](*call, BLOCK=128),
-        "JITFunction[grid], served": lambda: served_add[(1,)](*call, BLOCK=128),
-        "CachingAutotuner.run, static launcher": autotuners[True],
-        "CachingAutotuner.run, Triton's launcher": autotuners[False],
-        "torch.add(out=)": partial(torch.add, tensors[0], tensors[1], out=tensors[2]),
+    x, y, out = tensors
+    run = "kernel.run(*, stream=0)"
+    paths = {
+        "CudaLauncher": loop(run, *call, kernel=chosen.launcher),
+        "CudaLauncher, addresses": loop(run, *addresses, n, kernel=chosen.launcher),
+        "Triton CompiledKernel[grid]": loop(
+            "kernel[1, 1, 1](*, 128)", *call, kernel=chosen.compiled
+        ),
+        "Triton JITFunction[grid]": loop("add[1,](*, BLOCK=128)", *call, add=add),
+        "JITFunction[grid], served": loop("add[1,](*, BLOCK=128)", *call, add=served_add),
+        "CachingAutotuner.run, static launcher": loop(run, *tuned[True][1], kernel=tuned[True][0]),
+        "CachingAutotuner.run, Triton's launcher": loop(
+            run, *tuned[False][1], kernel=tuned[False][0]
+        ),
+        "torch.add(out=)": loop("add(x, y, out=out)", add=torch.add, x=x, y=y, out=out),
     }
     threads = chosen.record["num_warps"] * 32
     raw = raw_loop(chosen.image, chosen.record["symbol"], threads, tensors, n)
