@@ -75,6 +75,30 @@ def element(dtype: Any) -> str:
     return name
 
 
+# ------------------------------------------------------------------ tensor descriptors
+
+
+def descriptor(kind: str) -> tuple[int, int]:
+    """(dimensions, flags) that a kernel takes of a tensor descriptor of this type, whose device
+    has no tensor maps."""
+    rank = kind[kind.index("[") :].count(",") + 1
+    expand = getattr(module("backends.nvidia.driver"), "expand_signature", None)
+    return rank, 1 if expand is None else expand([kind], None).count("i1")
+
+
+def map_types(kind: int) -> tuple[int, int]:
+    """The driver's numbers of the element type *kind* of a tensor map: as it is, and of descriptors
+    that round to TF32 (-1 if Triton has none)."""
+    nvidia = module("backends.nvidia.driver")
+    numbers: dict[int, int] = nvidia.TMA_DTYPE_DEVICE_TO_HOST
+    return numbers[kind], numbers[nvidia.TMA_TF32] if hasattr(nvidia, "TMA_TF32") else -1
+
+
+def passes_padded() -> bool:
+    """Whether kernels get the shape of a tensor of padded 4-bit elements as its map has it."""
+    return tuple(map(int, sys.modules["triton"].__version__.split(".")[:2])) < (3, 7)
+
+
 # ------------------------------------------------------------------ kernels
 
 

@@ -1,5 +1,5 @@
 /* What the files about CUDA share: cuda_library.c (images), cuda_launcher.c (kernels),
- * cuda_pack.c (arguments).
+ * cuda_pack.c (arguments), cuda_descriptor.c (tensor descriptors).
  */
 #ifndef PRECOMP_BINDING_CUDA_H
 #define PRECOMP_BINDING_CUDA_H
@@ -37,6 +37,40 @@ int core_cuda_pack(const core_cuda_torch *torch, char code, PyObject *argument,
    or 0 if it must be found otherwise. Sets no exception. */
 int core_cuda_look(const core_cuda_torch *torch, PyObject *argument, uint64_t *address,
                    const char **element);
+
+/* --- tensor descriptors (cuda_descriptor.c) --- */
+
+/* What a launch record fixes of a tensor descriptor. */
+typedef struct {
+    bool map; /* code T; else code D, which has only *rank* and *flags* */
+    int rank;
+    int flags;   /* how many are passed */
+    int type;    /* of the elements, as the driver numbers them */
+    int rounded; /* the same for one that rounds to TF32; -1 if there are none */
+    int element_size;
+    int swizzle;
+    unsigned scale;  /* elements in the map for one of the innermost dimension */
+    unsigned passed; /* the same in the shape that is passed */
+    uint32_t box[PC_CUDA_RANK]; /* from the innermost dimension */
+} core_cuda_descriptor;
+
+enum { CORE_CUDA_DESCRIPTOR_PARAMETERS = 1 + 4 * PC_CUDA_RANK + 2 }; /* at most */
+
+/* Reads its *row* (borrowed) of a launch record. Returns 0, or -1 with an exception set. */
+int core_cuda_descriptor_take(char code, PyObject *row, core_cuda_descriptor *out);
+
+/* Writes the bytes of each parameter. Returns how many there are. */
+size_t core_cuda_descriptor_sizes(const core_cuda_descriptor *descriptor,
+                                  uint8_t *sizes);
+
+/* Packs the parameters of the descriptor *argument* (borrowed) into *slots*, a tensor map
+   into *map*, and points *pointers* at each. *device* as core_cuda_pack. Returns how many
+   there are, or -1 with an exception set. */
+int core_cuda_descriptor_pack(core_state *state, const core_cuda_torch *torch,
+                              const pc_cuda_kernel *kernel,
+                              const core_cuda_descriptor *descriptor,
+                              PyObject *argument, void *map, uint64_t *slots,
+                              void **pointers, int *device);
 
 /* Gives the pending exception the name of the kernel and the position of the argument. */
 void core_cuda_explain(const char *label, Py_ssize_t position);

@@ -14,6 +14,7 @@
 enum {
     PARAMETERS = 512, /* of a kernel, at most */
     SCRATCH = 4,      /* pointers after the parameters, at most */
+    MAPS = 32,        /* tensor descriptors of a kernel, at most */
     WARP = 32,        /* threads */
 };
 
@@ -32,9 +33,11 @@ typedef struct {
     core_cuda_torch torch;  /* owned */
     pc_cuda_kernel *kernel; /* owned */
     Py_ssize_t arguments;   /* positional ones of a call */
-    size_t parameters;      /* without scratch */
-    char *codes;            /* owned: one for each parameter */
-    Py_ssize_t *select;     /* owned: argument of each parameter */
+    size_t count;           /* of codes */
+    size_t parameters;      /* of the kernel, without scratch */
+    char *codes;            /* owned: one for each argument that is passed */
+    Py_ssize_t *select;     /* owned: where it is in a call */
+    core_cuda_descriptor *descriptors; /* owned: one for each code T and D */
     size_t scratch_count;
     scratch_space scratch[SCRATCH];
     unsigned cluster;
@@ -52,6 +55,12 @@ static const char *
 label_of(LauncherObject *self)
 {
     return PyUnicode_AsUTF8(self->label); /* made from UTF-8, cached */
+}
+
+static bool
+is_descriptor(char code)
+{
+    return code == 'T' || code == 'D';
 }
 
 /* Computes the grid. Returns 1, 0 if it is empty, or -1 with an exception set. */
@@ -128,6 +137,7 @@ Launcher_vectorcall(PyObject *op, PyObject *const *args, size_t nargsf,
                     PyObject *kwnames)
 {
     LauncherObject *self = LauncherObject_CAST(op);
+    _Alignas(PC_CUDA_MAP_ALIGNMENT) unsigned char maps[MAPS][PC_CUDA_MAP_BYTES];
     uint64_t slots[PARAMETERS];
     void *pointers[PARAMETERS];
     PyObject *owners[SCRATCH] = {NULL}; /* owned */
@@ -159,14 +169,26 @@ Launcher_vectorcall(PyObject *op, PyObject *const *args, size_t nargsf,
         return full == 0 ? Py_NewRef(Py_None) : NULL;
     }
     size_t last = 0;
-    for (; last < self->parameters; last++) {
-        Py_ssize_t position = self->select[last];
+    size_t described = 0;
+    for (size_t i = 0; i < self->count; i++) {
+        PyObject *argument = args[self->select[i]]; /* borrowed */
+        int packed = 1;
         pointers[last] = &slots[last];
-        if (core_cuda_pack(&self->torch, self->codes[last], args[position],
-                           &slots[last], &device) < 0) {
-            core_cuda_explain(label_of(self), position);
+        if (is_descriptor(self->codes[i])) {
+            packed = core_cuda_descriptor_pack(
+                self->state, &self->torch, self->kernel, &self->descriptors[described],
+                argument, maps[described], &slots[last], &pointers[last], &device);
+            described++;
+        }
+        else if (core_cuda_pack(&self->torch, self->codes[i], argument, &slots[last],
+                                &device) < 0) {
+            packed = -1;
+        }
+        if (packed < 0) {
+            core_cuda_explain(label_of(self), self->select[i]);
             return NULL;
         }
+        last += (size_t)packed;
     }
     for (size_t i = 0; i < self->scratch_count; i++, last++) {
         pointers[last] = &slots[last];
@@ -256,7 +278,7 @@ take_parameters(LauncherObject *self, PyObject *record)
                      PyTuple_GET_SIZE(select));
         return -1;
     }
-    self->parameters = (size_t)length;
+    self->count = (size_t)length;
     self->codes = PyMem_Malloc((size_t)length + 1);
     self->select = PyMem_Calloc((size_t)length + 1, sizeof(*self->select));
     if (self->codes == NULL || self->select == NULL) {
@@ -275,16 +297,52 @@ take_parameters(LauncherObject *self, PyObject *record)
                          self->select[i], self->arguments);
             return -1;
         }
-        if (text[i] == 'T') {
-            (void)core_raise_named(self->state, "CudaError",
-                                   "%U: tensor maps (code T) are not supported",
-                                   self->label);
-            return -1;
-        }
-        if (core_cuda_size(text[i]) == 0) {
+        if (core_cuda_size(text[i]) == 0 && !is_descriptor(text[i])) {
             PyErr_Format(PyExc_ValueError, "launch record: unknown code '%c'", text[i]);
             return -1;
         }
+    }
+    return 0;
+}
+
+/* Takes "tensormaps". Writes the bytes of each parameter. */
+static int
+take_descriptors(LauncherObject *self, PyObject *record, uint8_t *sizes)
+{
+    PyObject *rows = items_of(record, "tensormaps", MAPS); /* borrowed */
+    Py_ssize_t rows_left = rows == NULL ? 0 : PyTuple_GET_SIZE(rows);
+    size_t described = 0;
+    self->descriptors = PyMem_Calloc(MAPS, sizeof(*self->descriptors));
+    if (self->descriptors == NULL) {
+        PyErr_NoMemory();
+    }
+    if (rows == NULL || self->descriptors == NULL) {
+        return -1;
+    }
+    for (size_t i = 0; i < self->count; i++) {
+        char code = self->codes[i];
+        size_t count = 1;
+        sizes[self->parameters] = core_cuda_size(code);
+        if (is_descriptor(code) && rows_left-- > 0) {
+            PyObject *row = PyTuple_GET_ITEM(rows, (Py_ssize_t)described);
+            core_cuda_descriptor *descriptor = &self->descriptors[described++];
+            if (core_cuda_descriptor_take(code, row, descriptor) < 0) {
+                return -1;
+            }
+            count = core_cuda_descriptor_sizes(descriptor, sizes + self->parameters);
+        }
+        self->parameters += count;
+        if (self->parameters > PARAMETERS - SCRATCH) {
+            PyErr_Format(PyExc_ValueError, "launch record: more than %d parameters",
+                         PARAMETERS - SCRATCH);
+            return -1;
+        }
+    }
+    if (rows_left != 0) {
+        PyErr_SetString(PyExc_ValueError,
+                        "launch record: 'tensormaps': expected one item for each code "
+                        "T and D");
+        return -1;
     }
     return 0;
 }
@@ -451,16 +509,15 @@ take_shape(PyObject *record, pc_cuda_shape *shape)
 static int
 take_kernel(LauncherObject *self, PyObject *record, const char *symbol)
 {
-    uint8_t sizes[PARAMETERS];
+    uint8_t sizes[PARAMETERS + CORE_CUDA_DESCRIPTOR_PARAMETERS];
     pc_cuda_shape shape;
     long arch = number(record, "arch", 10, 999);
     const char *label = label_of(self);
-    if (arch < 0 || label == NULL || take_shape(record, &shape) < 0) {
+    if (arch < 0 || label == NULL || take_shape(record, &shape) < 0 ||
+        take_descriptors(self, record, sizes) < 0) {
         return -1;
     }
-    for (size_t i = 0; i < self->parameters; i++) {
-        sizes[i] = core_cuda_size(self->codes[i]);
-    }
+    shape.tensor_maps = strchr(self->codes, 'T') != NULL;
     memset(sizes + self->parameters, sizeof(void *), self->scratch_count);
     self->cluster = shape.cluster;
     self->kernel = core_cuda_library_kernel(
@@ -541,6 +598,7 @@ Launcher_dealloc(PyObject *op)
     pc_cuda_kernel_free(self->kernel);
     PyMem_Free(self->codes);
     PyMem_Free(self->select);
+    PyMem_Free(self->descriptors);
     PyMem_Free(self->items);
     PyMem_Free(self->grid_arguments);
     type->tp_free(op);

@@ -55,8 +55,6 @@ core_cuda_size(char code)
         case 'd':
         case 'P':
             return 8;
-        case 'T':
-            return 128;
         default:
             return 0;
     }

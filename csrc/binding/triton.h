@@ -43,6 +43,7 @@ typedef struct {
     PyObject *constant; /* owned: callable (value, declared constexpr) -> str | None */
     PyObject *dtype;    /* owned: interned "dtype" */
     PyObject *data_ptr; /* owned: interned "data_ptr" */
+    PyObject *descriptors; /* owned: name of the module of tensor descriptors */
 } core_triton_words;
 
 /* Appends how Triton specialises *argument* (borrowed) for *parameter*: equal texts, equal

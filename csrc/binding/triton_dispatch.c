@@ -593,6 +593,8 @@ Dispatch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->words.constant = Py_NewRef(constant);
     self->words.dtype = PyUnicode_InternFromString("dtype");
     self->words.data_ptr = PyUnicode_InternFromString("data_ptr");
+    self->words.descriptors =
+        PyUnicode_InternFromString("triton.tools.tensor_descriptor");
     self->miss = Py_NewRef(miss);
     self->load = Py_NewRef(load);
     self->device = Py_NewRef(device);
@@ -606,8 +608,8 @@ Dispatch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                 PyUnicode_InternFromString("warmup"));
     self->by_name = Py_BuildValue("(N)", PyUnicode_InternFromString("stream"));
     if (self->words.dtype != NULL && self->words.data_ptr != NULL &&
-        self->table != NULL && self->names != NULL && self->by_name != NULL &&
-        core_cuda_torch_init(&self->words.torch, state) == 0 &&
+        self->words.descriptors != NULL && self->table != NULL && self->names != NULL &&
+        self->by_name != NULL && core_cuda_torch_init(&self->words.torch, state) == 0 &&
         take_parameters(self, parameters) == 0) {
         result = Py_NewRef((PyObject *)self);
     }
@@ -673,6 +675,7 @@ Dispatch_dealloc(PyObject *op)
     PyMem_Free(self->parameters);
     Py_CLEAR(self->words.dtype);
     Py_CLEAR(self->words.data_ptr);
+    Py_CLEAR(self->words.descriptors);
     Py_CLEAR(self->names);
     Py_CLEAR(self->by_name);
     type->tp_free(op);

@@ -15,7 +15,8 @@ typedef struct {
     PyObject *type; /* borrowed: Triton's name of the type; NULL if *plain* has it */
     const char *plain;
     bool pointer;
-    bool constant; /* the argument is a constant of the kernel; the rest is not set */
+    bool constant;   /* the argument is a constant of the kernel; the rest is not set */
+    bool descriptor; /* a tensor descriptor, likewise */
     key_kind key;
 } word;
 
@@ -237,6 +238,49 @@ element_of(const core_triton_words *words, PyObject *tensor)
     return name;
 }
 
+/* Whether *argument* is a triton.tools.tensor_descriptor.TensorDescriptor, of no subclass.
+   Returns 1, 0, or -1 with an exception set. */
+static int
+is_descriptor(const core_triton_words *words, PyObject *argument)
+{
+    static const char name[] = "TensorDescriptor";
+    if (strcmp(Py_TYPE(argument)->tp_name, name) != 0) {
+        return 0; /* the name of a class that Python made has no module in front */
+    }
+    PyObject *module = PyImport_GetModule(words->descriptors);
+    PyObject *type = module == NULL ? NULL : PyObject_GetAttrString(module, name);
+    int result = type != NULL       ? type == (PyObject *)Py_TYPE(argument)
+                 : PyErr_Occurred() ? -1
+                                    : 0;
+    Py_XDECREF(module);
+    Py_XDECREF(type);
+    return result;
+}
+
+/* Appends the type of a tensor descriptor: its elements and the shape of its blocks.
+   Returns 1, or -1 with an exception set. */
+static int
+put_descriptor(const core_triton_words *words, PyObject *argument,
+               core_triton_text *text)
+{
+    PyObject *base = PyObject_GetAttrString(argument, "base");
+    PyObject *shape =
+        base == NULL ? NULL : PyObject_GetAttrString(argument, "block_shape");
+    PyObject *list = shape == NULL ? NULL : PySequence_List(shape);
+    PyObject *block = list == NULL ? NULL : PyObject_Repr(list);
+    PyObject *element = block == NULL ? NULL : element_of(words, base); /* borrowed */
+    int result = element == NULL || put(text, "tensordesc<") < 0 ||
+                         put_str(text, element) < 0 || put_str(text, block) < 0 ||
+                         put(text, ">") < 0
+                     ? -1
+                     : 1;
+    Py_XDECREF(base);
+    Py_XDECREF(shape);
+    Py_XDECREF(list);
+    Py_XDECREF(block);
+    return result;
+}
+
 /* Whatever has an address: a tensor, or an object with data_ptr() and dtype. Returns 1, 0
    if it has none, or -1 with an exception set. */
 static int
@@ -245,9 +289,14 @@ look_at_pointer(const core_triton_words *words, const core_triton_parameter *par
 {
     uint64_t address = 0;
     PyObject *value = NULL;
-    found->pointer = true;
     int known =
         core_cuda_look(&words->torch, argument, &address, &found->plain); /* no error */
+    int descriptor = known ? 0 : is_descriptor(words, argument);
+    if (descriptor != 0) {
+        found->descriptor = true;
+        return descriptor;
+    }
+    found->pointer = true;
     if (!known) {
         value = PyObject_CallMethodNoArgs(argument, words->data_ptr);
         if (value == NULL) {
@@ -338,7 +387,8 @@ put_declared(const core_triton_words *words, const core_triton_parameter *parame
     if (result <= 0) {
         return result;
     }
-    if (found.constant && found.key != KEY_ONE && argument != Py_None) {
+    if (found.descriptor ||
+        (found.constant && found.key != KEY_ONE && argument != Py_None)) {
         return 0;
     }
     return put(text, type) < 0 || put_key(text, found.key) < 0 ? -1 : 1;
@@ -384,6 +434,9 @@ core_triton_word(const core_triton_words *words, const core_triton_parameter *pa
         }
         return plain ? core_triton_constant(words, argument, false, text)
                      : put_described(words, argument, false, text);
+    }
+    if (found.descriptor) {
+        return put_descriptor(words, argument, text);
     }
     if (found.pointer && put(text, parameter->read_only ? "*k" : "*") < 0) {
         return -1;

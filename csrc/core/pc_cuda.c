@@ -32,10 +32,15 @@ static const char driver_name[] = "libcuda.so.1";
     _(cuLaunchKernelEx, (const cu_launch_config *config, cu_function function,        \
                          void **parameters, void **extra))
 
-#define OPTIONAL(_)                                            \
-    _(cuGetErrorName, (cu_result result, const char **name))   \
-    _(cuGetErrorString, (cu_result result, const char **text)) \
-    _(cuKernelSetCacheConfig, (cu_kernel kernel, int config, cu_device device))
+#define OPTIONAL(_)                                                                   \
+    _(cuGetErrorName, (cu_result result, const char **name))                          \
+    _(cuGetErrorString, (cu_result result, const char **text))                        \
+    _(cuKernelSetCacheConfig, (cu_kernel kernel, int config, cu_device device))       \
+    _(cuDriverGetVersion, (int *version))                                             \
+    _(cuTensorMapEncodeTiled,                                                         \
+      (void *map, int type, uint32_t rank, void *address, const uint64_t *shape,      \
+       const uint64_t *strides, const uint32_t *box, const uint32_t *element_strides, \
+       int interleave, int swizzle, int promotion, int fill))
 
 #define DECLARE(name, parameters) static cu_result(*name) parameters;
 REQUIRED(DECLARE)
@@ -332,6 +337,12 @@ pc_cuda_load(const void *image, const pc_cubin_info *info, cu_library *library,
     if (status == PC_OK) {
         status = check_devices(info, label, shape->shared, error);
     }
+    if (status == PC_OK && shape->tensor_maps && cuTensorMapEncodeTiled == NULL) {
+        status = pc_fail(error, PC_CUDA,
+                         "%s: it takes tensor descriptors, but the CUDA driver lacks "
+                         "cuTensorMapEncodeTiled: expected one for CUDA 12.0 or newer",
+                         label);
+    }
     if (status != PC_OK) {
         return status;
     }
@@ -361,6 +372,69 @@ pc_cuda_load(const void *image, const pc_cubin_info *info, cu_library *library,
     }
     *kernel = made;
     return PC_OK;
+}
+
+/* Drivers up to CUDA 13.1 set this bit of the map of a small tensor by mistake; CUTLASS and
+   Triton 3.7 take it out. */
+static void
+mend_small_map(const pc_cuda_tensor *tensor, void *map)
+{
+    enum { LAST_VERSION = 13010, SMALL = 128 * 1024, WORD = 1, BIT = 21 };
+    int version = 0;
+    uint64_t last = 0; /* byte of the tensor, counted from 0 */
+    uint64_t words[PC_CUDA_MAP_BYTES / sizeof(uint64_t)];
+    if (cuDriverGetVersion == NULL || cuDriverGetVersion(&version) != CU_SUCCESS ||
+        version > LAST_VERSION) {
+        return;
+    }
+    for (unsigned i = 0; i < tensor->rank; i++) {
+        uint64_t stride = i == 0 ? tensor->element_size : tensor->strides[i - 1];
+        uint64_t span = 0;
+        if (__builtin_mul_overflow(tensor->shape[i] - 1, stride, &span) ||
+            __builtin_add_overflow(last, span, &last)) {
+            return;
+        }
+    }
+    if (last < SMALL - 1) {
+        memcpy(words, map, sizeof(words));
+        words[WORD] &= ~((uint64_t)1 << BIT);
+        memcpy(map, words, sizeof(words));
+    }
+}
+
+pc_status
+pc_cuda_encode(const pc_cuda_kernel *kernel, const pc_cuda_tensor *tensor, void *map,
+               pc_error *error)
+{
+    static const uint32_t dense[PC_CUDA_RANK] = {1, 1, 1, 1, 1};
+    if (atomic_load_explicit(&driver.forked, memory_order_relaxed)) {
+        return failed(error, kernel->label, "cuTensorMapEncodeTiled",
+                      CU_NOT_INITIALIZED);
+    }
+    cu_result result = cuTensorMapEncodeTiled(
+        map, tensor->type, tensor->rank, (void *)(uintptr_t)tensor->address,
+        tensor->shape, tensor->strides, tensor->box, dense,
+        CU_TENSOR_MAP_INTERLEAVE_NONE, tensor->swizzle, CU_TENSOR_MAP_L2_PROMOTION_128B,
+        tensor->fill_nan ? CU_TENSOR_MAP_FILL_NAN : CU_TENSOR_MAP_FILL_NONE);
+    if (result == CU_SUCCESS) {
+        mend_small_map(tensor, map);
+        return PC_OK;
+    }
+    pc_status status = failed(error, kernel->label, "cuTensorMapEncodeTiled", result);
+    size_t used = strlen(error->message);
+    used += (size_t)snprintf(
+        error->message + used, sizeof(error->message) - used,
+        "; address 0x%llx, type %d, swizzle %d, from the innermost "
+        "dimension: size, bytes to the next, block",
+        (unsigned long long)tensor->address, tensor->type, tensor->swizzle);
+    for (unsigned i = 0; i < tensor->rank && used < sizeof(error->message); i++) {
+        uint64_t stride = i == 0 ? tensor->element_size : tensor->strides[i - 1];
+        used +=
+            (size_t)snprintf(error->message + used, sizeof(error->message) - used,
+                             " (%llu, %llu, %u)", (unsigned long long)tensor->shape[i],
+                             (unsigned long long)stride, tensor->box[i]);
+    }
+    return status;
 }
 
 void

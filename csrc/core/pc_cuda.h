@@ -36,6 +36,7 @@ typedef struct {
     unsigned cluster; /* blocks of a cluster, 1 for none */
     bool programmatic_launch;
     bool cooperative;
+    bool tensor_maps; /* among its parameters */
 } pc_cuda_shape;
 
 typedef struct pc_cuda_kernel pc_cuda_kernel;
@@ -49,6 +50,27 @@ pc_status pc_cuda_load(const void *image, const pc_cubin_info *info,
                        cu_library *library, const char *symbol, const char *label,
                        const uint8_t *sizes, size_t count, const pc_cuda_shape *shape,
                        pc_cuda_kernel **kernel, pc_error *error);
+
+enum { PC_CUDA_RANK = 5, PC_CUDA_MAP_BYTES = 128, PC_CUDA_MAP_ALIGNMENT = 64 };
+
+/* What a tensor map describes: a tensor, and the boxes of it that a kernel moves. Dimensions
+   from the innermost one. */
+typedef struct {
+    int type; /* CUtensorMapDataType */
+    int swizzle;
+    bool fill_nan; /* outside the tensor */
+    unsigned rank; /* 1 to PC_CUDA_RANK */
+    unsigned element_size;
+    uint64_t address;
+    uint64_t shape[PC_CUDA_RANK];
+    uint64_t strides[PC_CUDA_RANK]; /* bytes, from the second dimension on */
+    uint32_t box[PC_CUDA_RANK];
+} pc_cuda_tensor;
+
+/* Writes the tensor map, of PC_CUDA_MAP_BYTES, for a kernel with tensor maps. Needs no
+   context. Thread-safe. */
+pc_status pc_cuda_encode(const pc_cuda_kernel *kernel, const pc_cuda_tensor *tensor,
+                         void *map, pc_error *error);
 
 /* Accepts NULL. Leaves the code in the driver. */
 void pc_cuda_kernel_free(pc_cuda_kernel *kernel);

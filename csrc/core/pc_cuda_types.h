@@ -46,6 +46,13 @@ enum { /* CUlaunchAttributeID */
 
 enum { CU_CLUSTER_SCHEDULING_SPREAD = 1 };
 
+enum { /* arguments of cuTensorMapEncodeTiled */
+       CU_TENSOR_MAP_INTERLEAVE_NONE = 0,
+       CU_TENSOR_MAP_L2_PROMOTION_128B = 2,
+       CU_TENSOR_MAP_FILL_NONE = 0,
+       CU_TENSOR_MAP_FILL_NAN = 1,
+};
+
 typedef struct {
     int id;
     char padding[4];

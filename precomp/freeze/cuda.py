@@ -7,9 +7,11 @@ section 4.7); nothing of it depends on the place of a cache or on the process.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from precomp import _core, torch_api
+from precomp import triton_kernels as kernels
 from precomp.freeze.grid import compile_grid
 from precomp.freeze.store import Store, Unsupported
 from precomp.torch_api import objects
@@ -20,6 +22,11 @@ _SCALARS = {
     "u1": "B", "u8": "B", "u16": "H", "u32": "I", "u64": "K",
     "fp16": "e", "bf16": "y", "fp32": "f", "f32": "f", "fp64": "d",
 }  # fmt: skip
+
+
+_MAP_KEYS = frozenset(
+    ("swizzle", "elem_size", "elem_type", "block_size", "fp4_padded", "is_im2col")
+)
 
 
 def is_triton(value: Any) -> bool:
@@ -57,6 +64,7 @@ def freeze_launch(autotuner: Any, store: Store) -> dict[str, Any]:
         and name not in absent
         and signature.get(name, "constexpr") != "constexpr"
     ]
+    kinds = [signature[name] for name in parameters]
     grid = torch_api.capture().GridExpr.from_meta(result.inductor_meta, result.config)
     image = _core.strip_cubin(_image(kernel, meta, static))
     arch = int(meta["cc"])
@@ -64,10 +72,9 @@ def freeze_launch(autotuner: Any, store: Store) -> dict[str, Any]:
         "cubin": store.add("cubin", f"sm_{arch}", image),
         "arch": arch,
         "args": len(arguments),
-        "codes": "".join(parameter_code(signature[name]) for name in parameters),
         "select": tuple(arguments.index(name) for name in parameters),
         "grid": compile_grid(grid.prefix, (grid.x_grid, grid.y_grid, grid.z_grid), arguments),
-        "tensormaps": (),
+        **parameters_of(kinds, None if static else kernel.metadata),
         **launch,
     }
 
@@ -111,8 +118,6 @@ def launch_of(kernel: Any) -> dict[str, Any]:
             scratch.append(
                 (int(getattr(meta, f"{name}_size")), int(getattr(meta, f"{name}_align")))
             )
-    if getattr(meta, "tensordesc_meta", None):
-        raise Unsupported("a Triton kernel with tensor descriptors made on the host")
     return {
         "symbol": meta.name,
         "num_warps": int(meta.num_warps),
@@ -124,7 +129,42 @@ def launch_of(kernel: Any) -> dict[str, Any]:
     }
 
 
-def parameter_code(kind: str) -> str:
+def parameters_of(kinds: Sequence[str], metadata: Any) -> dict[str, Any]:
+    """The part of a launch record about the parameters, by Triton's types of them.
+
+    *metadata*: that of the kernel that Triton compiled; None if torch kept none of it.
+    """
+    described = [kind for kind in kinds if kind.startswith("tensordesc")]
+    if described and metadata is None:
+        raise Unsupported("a Triton kernel with tensor descriptors that torch launches by itself")
+    # Empty if the device has no tensor maps; then the kernel takes the parts of a descriptor.
+    maps = getattr(metadata, "tensordesc_meta", None) or [None] * len(described)
+    rows = [
+        kernels.descriptor(kind) if row is None else _map(row)
+        for kind, row in zip(described, maps, strict=True)
+    ]
+    letters = iter("D" if row is None else "T" for row in maps)
+    codes = [
+        next(letters) if kind.startswith("tensordesc") else _parameter_code(kind) for kind in kinds
+    ]
+    return {"codes": "".join(codes), "tensormaps": tuple(rows)}
+
+
+def _map(row: dict[str, Any]) -> tuple[Any, ...]:
+    """How the tensor map of a descriptor is encoded, of what Triton's compiler says."""
+    if row.get("is_im2col"):
+        raise Unsupported("a Triton kernel with a tensor descriptor for im2col")
+    unknown = sorted(row.keys() - _MAP_KEYS)
+    if unknown:
+        raise Unsupported(f"a Triton kernel with tensor descriptors of unknown {unknown}")
+    kind, rounded = kernels.map_types(row["elem_type"])
+    scale = 2 if row["fp4_padded"] else 1
+    passed = scale if kernels.passes_padded() else 1
+    block = tuple(map(int, row["block_size"]))
+    return kind, rounded, int(row["elem_size"]), block, int(row["swizzle"]), scale, passed
+
+
+def _parameter_code(kind: str) -> str:
     if kind.startswith("*"):
         return "P"
     try:

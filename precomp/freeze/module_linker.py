@@ -23,12 +23,15 @@ from precomp.freeze.cuda import is_triton
 from precomp.freeze.devices import DeviceNames
 from precomp.freeze.store import Unsupported
 from precomp.freeze.values import Unencodable, encode
+from precomp.tensor_descriptor import TensorDescriptor
 from precomp.torch_api import modules, objects
 
 FILE = "<precomp>"
 
 # The object of the file that compiles kernels while the file is imported.
 _ASYNC = "async_compile"
+# Makes a tensor descriptor; Triton has no part in what is frozen.
+_DESCRIPTOR = ["triton", "tools", "tensor_descriptor", "TensorDescriptor", "from_tensor"]
 # Their operators belong to the torch version.
 _OWN_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor", "higher_order"})
 
@@ -262,6 +265,10 @@ class ModuleLinker:
 
     def chain(self, parts: list[str], space: dict[str, Any], prefix: str) -> tuple[str, int]:
         """Resolve ``a.b.c`` from a global; returns the new name and how many parts it took."""
+        if parts == _DESCRIPTOR:
+            name = ".".join(parts)
+            self._leaf(name, TensorDescriptor)
+            return name, len(parts)
         value = space[parts[0]]
         used = 1
         while used < len(parts) and isinstance(value, self.static):

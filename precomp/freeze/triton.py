@@ -15,7 +15,7 @@ from typing import Any
 from precomp import _core
 from precomp import triton_kernels as kernels
 from precomp.data import dumps
-from precomp.freeze.cuda import launch_of, parameter_code
+from precomp.freeze.cuda import launch_of, parameters_of
 from precomp.freeze.store import Store, Unsupported
 
 GRID = 3
@@ -275,10 +275,9 @@ def launch_record(compiled: Any, kinds: list[str], store: Store) -> dict[str, An
         "cubin": store.add("cubin", f"sm_{arch}", image),
         "arch": arch,
         "args": len(kinds) + GRID,
-        "codes": "".join(parameter_code(kinds[i]) for i in used),
         "select": tuple(used),
         "grid": tuple((("a", len(kinds) + i),) for i in range(GRID)),
-        "tensormaps": (),
+        **parameters_of([kinds[i] for i in used], meta),
         **launch_of(compiled),
     }
 

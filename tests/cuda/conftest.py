@@ -12,9 +12,19 @@ SOURCE = Path(__file__).with_name("fakecuda.c")
 
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory):
-    """fakecuda.so; beside it lies old.so, which lacks functions."""
+    """fakecuda.so; beside it lie old.so and no_maps.so, which lack functions."""
     folder = tmp_path_factory.mktemp("driver")
     command = ["gcc", "-shared", "-fPIC", "-O1", "-fvisibility=hidden", "-Werror"]
-    for name, options in (("fakecuda.so", ()), ("old.so", ("-DOLD",))):
+    lacking = {"fakecuda.so": (), "old.so": ("-DOLD",), "no_maps.so": ("-DNO_TENSOR_MAPS",)}
+    for name, options in lacking.items():
         subprocess.run([*command, *options, SOURCE, "-o", folder / name], check=True)
     return folder / "fakecuda.so"
+
+
+@pytest.fixture(scope="session")
+def libcuda(tmp_path_factory):
+    """The same under the name by which Triton's own driver module finds it."""
+    path = tmp_path_factory.mktemp("libcuda") / "libcuda.so.1"
+    command = ["gcc", "-shared", "-fPIC", "-O1", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run([*command, SOURCE, "-o", path], check=True)
+    return path

@@ -48,6 +48,7 @@ PUBLIC int fake_fail_at;    /* the call that fails, counted from 1; 0 for none *
 PUBLIC int fake_fail_with;  /* its result */
 PUBLIC int fake_no_context; /* launches fail until a context is set */
 PUBLIC int fake_device;     /* current */
+PUBLIC int fake_version = 13020;
 
 /* What it records. */
 PUBLIC int fake_calls;
@@ -216,6 +217,49 @@ cuLaunchKernelEx(const config *how, void *kernel, void **parameters, void **extr
     return extra == NULL ? 0 : 1;
 }
 
+/* A tensor map holds the arguments of the call, and all ones in its second word. */
+#ifndef NO_TENSOR_MAPS
+PUBLIC int
+cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address,
+                       const uint64_t *shape, const uint64_t *strides,
+                       const uint32_t *box, const uint32_t *element_strides,
+                       int interleave, int swizzle, int promotion, int fill)
+{
+    struct {
+        int type;
+        uint32_t rank;
+        uint64_t ones;
+        void *address;
+        uint64_t shape[5];
+        uint64_t strides[4];
+        uint32_t box[5];
+        unsigned char modes[4];
+        uint64_t element_strides;
+    } made = {.type = type, .rank = rank, .ones = UINT64_MAX, .address = address};
+    CALL();
+    for (uint32_t i = 0; i < rank; i++) {
+        made.shape[i] = shape[i];
+        made.strides[i == 0 ? 0 : i - 1] = i == 0 ? 0 : strides[i - 1];
+        made.box[i] = box[i];
+        made.element_strides += (uint64_t)element_strides[i] << 8 * i;
+    }
+    made.modes[0] = (unsigned char)interleave;
+    made.modes[1] = (unsigned char)swizzle;
+    made.modes[2] = (unsigned char)promotion;
+    made.modes[3] = (unsigned char)fill;
+    _Static_assert(sizeof(made) == 128, "a tensor map");
+    memcpy(map, &made, sizeof(made));
+    return (uintptr_t)map % 64 == 0 ? 0 : 1;
+}
+#endif
+
+PUBLIC int
+cuDriverGetVersion(int *version)
+{
+    *version = fake_version;
+    return 0;
+}
+
 PUBLIC int
 cuGetErrorName(int result, const char **name)
 {
@@ -228,6 +272,71 @@ cuGetErrorString(int result, const char **text)
 {
     (void)result;
     *text = "as the test wanted";
+    return 0;
+}
+
+/* --- what Triton's own driver module asks for besides --- */
+
+PUBLIC int
+cuCtxGetCurrent(void **context)
+{
+    *context = (void *)1;
+    return 0;
+}
+
+PUBLIC int
+cuModuleLoadData(void **module, const void *image)
+{
+    *module = (void *)(uintptr_t)image;
+    return 0;
+}
+
+PUBLIC int
+cuModuleGetFunction(void **function, void *module, const char *name)
+{
+    *function = module;
+    return name == NULL;
+}
+
+PUBLIC int
+cuFuncGetAttribute(int *value, int what, void *function)
+{
+    *value = what == 0 ? 1024 : 0; /* threads of a block, at most */
+    return function == NULL;
+}
+
+PUBLIC int
+cuFuncSetAttribute(void *function, int what, int value)
+{
+    (void)what, (void)value;
+    return function == NULL;
+}
+
+PUBLIC int
+cuFuncSetCacheConfig(void *function, int what)
+{
+    (void)what;
+    return function == NULL;
+}
+
+PUBLIC int
+cuPointerGetAttribute(void *value, int what, uint64_t pointer)
+{
+    memcpy(value, &pointer, sizeof(pointer));
+    return what == 3 ? 0 : 1; /* the address on the device */
+}
+
+PUBLIC int
+cuCtxGetLimit(size_t *value, int what)
+{
+    *value = (size_t)what;
+    return 0;
+}
+
+PUBLIC int
+cuCtxSetLimit(int what, size_t value)
+{
+    (void)what, (void)value;
     return 0;
 }
 

@@ -18,13 +18,15 @@ os.environ["TRITON_CACHE_DIR"] = os.path.join(FOLDER, "triton")
 
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
-from scenes import SIZES, Driver, unpack  # noqa: E402
+from scenes import SIZES, Driver, Memory, encoded, unpack  # noqa: E402
 from torch._inductor.runtime.triton_heuristics import TritonCompileResult  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton_samples import moved  # noqa: E402
 
 from precomp import _core  # noqa: E402
 from precomp.freeze.cuda import freeze_launch  # noqa: E402
 from precomp.freeze.store import Store, Unsupported  # noqa: E402
+from precomp.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 SIGNATURE = {"in_ptr": "*fp32", "out_ptr": "*bf16", "xnumel": "i32", "scale": "fp16", "flag": "i1"}
 
@@ -65,6 +67,39 @@ def autotuner() -> Any:
     )
 
 
+def described(driver: Driver) -> dict[str, Any]:
+    """A user's kernel that takes tensor descriptors, as Inductor holds and launches it."""
+    kind = "tensordesc<fp32[8, 32]>"
+    signature = {"source": kind, "target": kind, "ROWS": "constexpr", "COLUMNS": "constexpr"}
+    source = triton.compiler.ASTSource(moved, signature, constexprs={(2,): 8, (3,): 32})
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    constants = {"ROWS": 8, "COLUMNS": 32}
+    meta = {"signature": signature, "constants": constants, "device_type": "cuda", "cc": 90}
+    names = ["_grid_0", "_grid_1", "_grid_2"]
+    inductor = {"grid_type": "FixedGrid", "fixed_grid": names, "extra_launcher_args": names}
+    config = triton.Config({})
+    result = TritonCompileResult(kernel, config, meta, inductor)
+    launchers = [SimpleNamespace(config=config)]
+    store = Store()
+    record = freeze_launch(
+        SimpleNamespace(launchers=launchers, compile_results=[result], inductor_meta=inductor),
+        store,
+    )
+    ((_, (name, image)),) = store.entries.items()
+    driver.sizes([128, 4, 4, 8, 8] * 2 + [8] * len(record["scratch"]))
+    launcher = _core.CudaLauncher(_core.CudaLibrary(image, name), record)
+    bases = [SimpleNamespace(data_ptr=Memory(address).data_ptr, shape=(16, 64),
+                             stride=lambda: (64, 1)) for address in (0x1000, 0x2000)]
+    launcher.run(*(TensorDescriptor(base, [8, 32]) for base in bases), 2, 3, 1, stream=7)
+    launch = driver.launch()
+    return {
+        "codes": record["codes"],
+        "grid": list(launch.grid),
+        "maps": [encoded(launch.parameters[i]) for i in (0, 5)],
+        "rest": [int.from_bytes(bytes(launch.parameters[i][:8]), "little") for i in range(1, 5)],
+    }  # fmt: skip
+
+
 def refused(value: Any, **changes: Any) -> str:
     changed = copy.copy(value)
     for name, item in changes.items():
@@ -96,6 +131,7 @@ def main() -> None:
     launcher.run(0x1000, 0x2000, 1000, 1.5, True, stream=7)
     launch = driver.launch()
     found = {
+        "described": described(driver),
         "kind": kind,
         "name": name,
         "same_again": freeze_launch(kernel, again) == record and again.entries == store.entries,
@@ -123,7 +159,7 @@ def main() -> None:
             "parameter type": refused(
                 kernel,
                 compile_results=with_meta(
-                    kernel, signature={**SIGNATURE, "scale": "tensordesc<fp16>"}
+                    kernel, signature={**SIGNATURE, "scale": "nvTmaDesc"}
                 ),
             ),
             "grid": refused(

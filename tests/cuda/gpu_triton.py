@@ -52,6 +52,7 @@ def calls() -> dict[str, Callable[[Memory], object]]:
     import gpu_check
     import triton
     import triton_samples
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
     configs = [
         triton.Config({"BM": m, "BN": 64, "BK": 32}, num_warps=warps, num_stages=stages)
@@ -87,13 +88,23 @@ def calls() -> dict[str, Callable[[Memory], object]]:
             triton_samples.add[(8,)](x, y, z, 1000)
         stream.synchronize()
 
+    def described_slices(memory: Memory) -> None:
+        """Descriptors of parts of matrices: other bases and strides."""
+        part = [slice(64, 320), slice(128, 384)]
+        a, b, c = (
+            TensorDescriptor.from_tensor(memory.matrix(seed)[part], block)
+            for seed, block in ((1, [128, 64]), (2, [64, 128]), (3, [128, 128]))
+        )
+        triton_samples.multiplied[(2, 2)](a, b, c, 256, BM=128, BN=128, BK=64, num_stages=3)
+
     own = {
         "matmul": multiply,
+        "described slices": described_slices,
         "descriptors": described,
         "clusters": many_blocks_together,
         "stream": on_a_stream,
     }
-    return {**triton_samples.CALLS, **own}
+    return {**triton_samples.CALLS, **triton_samples.DESCRIBED, **own}
 
 
 def outputs() -> dict[str, list[torch.Tensor]]:

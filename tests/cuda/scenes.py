@@ -71,8 +71,11 @@ class Driver:
 
     def parameters(self, codes: str, scratch: int = 0) -> None:
         """Give the kernel these parameters."""
+        self.sizes([SIZES[code] for code in codes] + [8] * scratch)
+
+    def sizes(self, every: list[int]) -> None:
+        """Give the kernel parameters of these sizes."""
         sizes = (ctypes.c_uint64 * 512).in_dll(self.c, "fake_sizes")
-        every = [SIZES[code] for code in codes] + [8] * scratch
         sizes[: len(every)] = every
         self.parameter_count = len(every)
 
@@ -252,6 +255,149 @@ def tensors_give_their_address_through_dlpack(driver, image):
     assert "argument 0: the tensor has no address" in raised(
         TypeError, launch, Tensor(), 0, 0, stream=0
     )
+
+
+# --- tensor descriptors --------------------------------------------------------------------------
+
+# (elements, rounded elements, bytes of one, block, swizzle, factors of the last dimension)
+MAP = (6, -1, 2, (32, 64), 3, 1, 1)
+
+
+class Descriptor:
+    def __init__(self, base, shape, strides, padding="zero", **more):
+        self.base, self.shape, self.strides, self.padding = base, shape, strides, padding
+        vars(self).update(more)
+
+
+def described(driver, image, rows, codes, sizes):
+    driver.sizes(sizes)
+    library = _core.CudaLibrary(image, "test")
+    return _core.CudaLauncher(library, record(codes, tensormaps=rows))
+
+
+def encoded(raw):
+    """What the stand-in was asked to encode."""
+    words = struct.unpack("<iIQQ5Q4Q5I4B8B", bytes(raw))
+    rank = words[1]
+    assert (words[18], words[20]) == (0, 2) and words[22 : 22 + rank] == (1,) * rank
+    return {
+        "type": words[0], "address": words[3], "shape": words[4 : 4 + rank],
+        "strides": words[9 : 8 + rank], "box": words[13 : 13 + rank], "swizzle": words[19],
+        "fill": words[21], "mark": words[2],
+    }  # fmt: skip
+
+
+def tensor_descriptors_become_tensor_maps(driver, image):
+    launch = described(driver, image, (MAP,), "iT", [4, 128, 4, 4, 8, 8])
+    for padding, fill in (("zero", 0), ("nan", 1), (None, 0)):
+        launch(5, Descriptor(Memory(2**40), [100, 200], (256, 1), padding), stream=3)
+        seen = driver.launch()
+        assert encoded(seen.parameters[1]) == {
+            "type": 6, "address": 2**40, "shape": (200, 100), "strides": (512,), "box": (64, 32),
+            "swizzle": 3, "fill": fill, "mark": 2**64 - 1,
+        }  # fmt: skip
+        rest = [int.from_bytes(bytes(p[:8]), "little") for p in seen.parameters[2:6]]
+        assert rest == [100, 200, 256, 1]
+    rows = ((0, -1, 1, (128,), 0, 1, 1), (7, 11, 4, (1, 2, 4, 8, 16), 1, 1, 1))
+    sizes = [128, 4, 8, 128, *[4] * 5, *[8] * 5]
+    launch = described(driver, image, rows, "TT", sizes)
+    shape, strides = (3, 5, 7, 9, 11), [2**33, 2**20, 256, 16, 1]
+    for rounds, kind in ((False, 7), (True, 11)):
+        line = Descriptor(0x1000, [300], [1], round_f32_to_tf32=rounds)
+        launch(line, Descriptor(Memory(64), shape, strides, round_f32_to_tf32=rounds), stream=0)
+        first, second = (encoded(driver.launch().parameters[i]) for i in (0, 3))
+        assert (first["type"], first["shape"], first["box"]) == (0, (300,), (128,))
+        assert (second["type"], second["shape"], second["box"]) == (
+            kind, shape[::-1], (16, 8, 4, 2, 1)
+        )  # fmt: skip
+        assert second["strides"] == (64, 1024, 2**22, 2**35)
+
+
+def padded_elements_count_twice(driver, image):
+    for passed in (1, 2):
+        row = (13, -1, 1, (32, 64), 3, 2, passed)
+        launch = described(driver, image, (row,), "T", [128, 4, 4, 8, 8])
+        launch(Descriptor(64, [8, 100], [112, 1]), stream=0)
+        seen = driver.launch().parameters
+        found = encoded(seen[0])
+        assert (found["shape"], found["strides"]) == ((200, 8), (112,))
+        rest = [int.from_bytes(bytes(p[:8]), "little") for p in seen[1:5]]
+        assert rest == [8, 100 * passed, 112, 1]
+
+
+def maps_of_small_tensors_are_mended_for_old_drivers(driver, image):
+    launch = described(driver, image, (MAP,), "T", [128, 4, 4, 8, 8])
+    kept, mended = 2**64 - 1, 2**64 - 1 - 2**21
+    for version, rows, mark in (
+        (13010, 512, mended),  # 128 KB less the last element
+        (13010, 513, kept),
+        (12080, 512, mended),
+        (13020, 512, kept),
+    ):
+        driver.version = version
+        launch(Descriptor(64, [rows, 128], [128, 1]), stream=0)
+        assert encoded(driver.launch().parameters[0])["mark"] == mark, (version, rows)
+    driver.version = 13010
+    launch(Descriptor(64, [2**31 - 1, 2**31 - 1], [2**62 // 2, 1]), stream=0)  # no overflow
+    assert encoded(driver.launch().parameters[0])["mark"] == kept
+
+
+def descriptors_without_tensor_maps_are_passed_in_parts(driver, image):
+    for flags in (1, 2):
+        sizes = [8, 8, 8, 8, 8, *[1] * flags, 4, 4, 8, 8]
+        launch = described(driver, image, ((2, flags),), "D", sizes)
+        for padding, rounds in (("zero", True), ("nan", False)):
+            descriptor = Descriptor(
+                Memory(2**40), [100, 200], [256, 1], padding, round_f32_to_tf32=rounds
+            )
+            launch(descriptor, stream=0)
+            seen = driver.launch().parameters
+            found = [int.from_bytes(bytes(seen[i][:n]), "little") for i, n in enumerate(sizes)]
+            truths = [padding == "nan", rounds][:flags]
+            assert found == [2**40, 100, 200, 256, 1, *truths, 100, 200, 256, 1]
+
+
+def wrong_descriptors_are_refused(driver, image):
+    launch = described(driver, image, (MAP,), "iT", [4, 128, 4, 4, 8, 8])
+    before = driver.launches
+    for kind, descriptor, text in (
+        (TypeError, object(), "expected a tensor descriptor, found object"),
+        (TypeError, Memory(64), "expected a tensor descriptor, found Memory"),
+        (TypeError, Descriptor(object(), [1, 1], [1, 1]), "expected a tensor, an address or None"),
+        (ValueError, Descriptor(64, [1], [1, 1]), "expected a shape of 2 dimensions, found 1"),
+        (ValueError, Descriptor(64, [1, 1], [1, 1, 1]), "a strides of 2 dimensions, found 3"),
+        (TypeError, Descriptor(64, 3, [1, 1]), "shape and strides must be sequences"),
+        (TypeError, Descriptor(64, [1, 1.5], [1, 1]), "argument 1"),
+        (ValueError, Descriptor(64, [4, 4], [4, 2]), "its last stride is 2, expected 1"),
+        (OverflowError, Descriptor(64, [2**31, 4], [4, 1]), "dimension 0 of its shape does not"),
+        (OverflowError, Descriptor(64, [-1, 4], [4, 1]), "dimension 0 of its shape does not"),
+        (OverflowError, Descriptor(64, [4, 4], [-4, 1]), "stride 0 does not fit 64 bits"),
+    ):
+        found = raised(kind, launch, 1, descriptor, stream=0)
+        assert "kernel scaled (test): argument 1: " in found and text in found, found
+    driver.fail(0, 1)
+    found = raised(CudaError, launch, 1, Descriptor(0x30, [9, 8], [16, 1]), stream=0)
+    assert "cuTensorMapEncodeTiled failed: CUDA error 1" in found, found
+    assert "address 0x30, type 6, swizzle 3" in found and "(8, 2, 64) (9, 32, 32)" in found, found
+    assert driver.launches == before
+
+    class Odd(Descriptor):
+        @property
+        def padding(self):
+            raise KeyError("mine")
+
+        @padding.setter
+        def padding(self, value):
+            pass
+
+    assert raised(KeyError, launch, 1, Odd(64, [1, 1], [1, 1]), stream=0) == "'mine'"
+    descriptor = Descriptor(Memory(64), [2**20, 2**20], [2**20, 1])
+    counts = [sys.getrefcount(item) for item in (descriptor, descriptor.base, descriptor.shape)]
+    for _ in range(50):
+        launch(1, descriptor, stream=0)
+    assert counts == [
+        sys.getrefcount(item) for item in (descriptor, descriptor.base, descriptor.shape)
+    ]
 
 
 # --- grid ----------------------------------------------------------------------------------------
@@ -519,19 +665,25 @@ def malformed_records_are_refused(driver, image):
         ({"scratch": (3,)}, "'scratch': expected (bytes, alignment)"),
         ({"scratch": (None,) * 5}, "'scratch': expected a tuple of at most 4"),
         ({"args": -1}, "'args'"),
+        ({"codes": "T"}, "'tensormaps': expected one item for each code T and D"),
+        ({"tensormaps": (MAP,)}, "'tensormaps': expected one item for each code T and D"),
+        ({"codes": "T", "tensormaps": (3,)}, "expected a tuple of tuples"),
+        ({"codes": "T", "tensormaps": (MAP,) * 33}, "'tensormaps': expected a tuple of at most 32"),
+        ({"codes": "T", "tensormaps": ((*MAP[:3], (8,) * 6, *MAP[4:]),)}, "6 dimensions"),
+        ({"codes": "T", "tensormaps": ((*MAP[:3], (), *MAP[4:]),)}, "0 dimensions"),
+        ({"codes": "D", "tensormaps": ((2, 3),)}, "2 dimensions, 3 flags"),
+        ({"codes": "D" * 31, "select": (0,) * 31, "tensormaps": ((5, 2),) * 31},
+         "more than 508 parameters"),
     ):
         found = raised(ValueError, _core.CudaLauncher, library, record("i") | change)
         assert text in found, (change, found)
     for name in record("i"):
-        if name not in ("cubin", "tensormaps"):
+        if name != "cubin":
             broken = record("i")
             del broken[name]
             assert f"'{name}'" in raised(ValueError, _core.CudaLauncher, library, broken)
     raised(TypeError, _core.CudaLauncher, library, record("i", symbol=3))
     raised(TypeError, _core.CudaLauncher, object(), record("i"))
-    assert "tensor maps (code T) are not supported" in raised(
-        CudaError, _core.CudaLauncher, library, record("T")
-    )
     assert "absent" in raised(CudaError, _core.CudaLauncher, library, record("i", symbol="absent"))
 
 
@@ -612,6 +764,15 @@ def child_forked_before_cuda_was_used_can_use_it(driver, image):
     _core.CudaLauncher(library, record("i"))(1, stream=0)
 
 
+def forked_child_is_told_of_descriptors(driver, image):
+    launch = described(driver, image, (MAP,), "T", [128, 4, 4, 8, 8])
+    pid = os.fork()
+    if pid == 0:
+        text = raised(CudaError, launch, Descriptor(64, [4, 4], [4, 1]), stream=0)
+        os._exit(0 if "start it with spawn" in text else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
 def driver_is_chosen_once(driver, image):
     assert _core.cuda_devices() == ((9, 0),)
     assert "already in use" in raised(ValueError, _core.cuda_driver, "other.so")
@@ -635,7 +796,24 @@ def old_driver_is_explained(path, image):
     assert "too old, it lacks cuKernelGetParamInfo: expected one for CUDA 12.4 or newer" in text
 
 
-BARE = ("missing_driver_is_explained", "old_driver_is_explained")
+def driver_without_tensor_maps_is_explained(path, image):
+    driver = Driver(path)
+    library = _core.CudaLibrary(image, "test")
+    driver.sizes([128, 4, 4, 8, 8])
+    record_of = record("T", tensormaps=(MAP,))
+    text = raised(CudaError, _core.CudaLauncher, library, record_of)
+    assert text == (
+        "kernel scaled (test): it takes tensor descriptors, but the CUDA driver lacks "
+        "cuTensorMapEncodeTiled: expected one for CUDA 12.0 or newer"
+    )
+    launcher(driver, image, "i")(1, stream=0)
+
+
+BARE = (
+    "missing_driver_is_explained",
+    "old_driver_is_explained",
+    "driver_without_tensor_maps_is_explained",
+)
 
 if __name__ == "__main__":
     scene = globals()[sys.argv[1]]

@@ -13,8 +13,12 @@ from precomp import ArtifactCorruptError, _core
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "scenes.py"
-HELPERS = {"record", "launcher", "unpack", "raised"}
-BARE = {"missing_driver_is_explained", "old_driver_is_explained"}
+HELPERS = {"record", "launcher", "unpack", "raised", "described", "encoded"}
+BARE = {
+    "missing_driver_is_explained",
+    "old_driver_is_explained",
+    "driver_without_tensor_maps_is_explained",
+}
 SCENES = [
     node.name
     for node in ast.parse(SCRIPT.read_text()).body
@@ -54,6 +58,11 @@ def test_missing_driver_is_explained_each_time(driver, cubins):
 
 def test_old_driver_is_explained(driver, cubins):
     run("old_driver_is_explained", driver.with_name("old.so"), cubins / "90.cubin")
+
+
+def test_driver_without_tensor_maps_is_explained(driver, cubins):
+    scene = "driver_without_tensor_maps_is_explained"
+    run(scene, driver.with_name("no_maps.so"), cubins / "90.cubin")
 
 
 @pytest.mark.parametrize("arch", ARCHS)

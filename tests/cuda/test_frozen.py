@@ -13,7 +13,7 @@ REASONS = {
     "still tuning": "not launched while capturing: 2 configurations",
     "unknown configuration": "whose launched configuration torch did not keep",
     "other device": "a Triton kernel for xpu",
-    "parameter type": "a parameter of type tensordesc<fp16>",
+    "parameter type": "a parameter of type nvTmaDesc",
     "grid": "'xnumel / 2' is not integer arithmetic",
 }
 
@@ -38,6 +38,15 @@ def test_the_image_is_stored_once_without_what_belongs_to_the_machine(found):
     assert (found["kind"], found["name"]) == ("cubin", "sm_90")
     assert found["digest"] and found["same_again"]
     assert found["smaller"] and found["no_paths"]
+
+
+def test_tensor_descriptors_of_a_users_kernel_are_encoded_at_the_launch(found):
+    described = found["described"]
+    assert described["codes"] == "TT" and described["grid"] == [2, 3, 1]
+    assert described["rest"] == [16, 64, 64, 1]
+    assert [row["address"] for row in described["maps"]] == [0x1000, 0x2000]
+    for row in described["maps"]:
+        assert (row["shape"], row["strides"], row["box"]) == ([64, 16], [256], [32, 8])
 
 
 @pytest.mark.parametrize("what", REASONS)

@@ -14,6 +14,8 @@ import pytest
 from processes import Place
 
 from precomp import Artifact
+from precomp import triton_kernels as kernels
+from precomp.freeze.cuda import parameters_of
 from precomp.freeze.store import Store, Unsupported
 from precomp.freeze.triton import launch_record
 
@@ -162,7 +164,7 @@ def test_what_triton_looks_at_in_each_launch_is_looked_at(misses):
 # ------------------------------------------------------------------ capture
 
 REFUSED = {
-    "described": "argument source: a TensorDescriptor has no frozen form",
+    "described": "argument source: a Mine has no frozen form",
     "constant": "argument VALUE: a complex has no frozen form",
     "optioned": "the option extern_libs",
     "hooked": "hooks of launches are set (add_pre_run_hook, triton.knobs.runtime)",
@@ -199,6 +201,42 @@ def test_kernels_of_another_kind_are_refused(metadata, why):
     compiled = SimpleNamespace(metadata=SimpleNamespace(**{"target": target} | metadata))
     with pytest.raises(Unsupported, match=why):
         launch_record(compiled, [], Store())
+
+
+def compiled_with_map(**changes):
+    """What Triton's compiler says of a kernel that takes one tensor descriptor."""
+    row = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [32, 64]}
+    row |= {"fp4_padded": False} | changes
+    return SimpleNamespace(tensordesc_meta=[row])
+
+
+def test_tensor_maps_are_what_tritons_compiler_says():
+    pytest.importorskip("triton")
+    kinds = ["i32", "tensordesc<bf16[32, 64]>"]
+    rounded = 11 if kernels.map_types(10)[1] >= 0 else -1
+    found = parameters_of(kinds, compiled_with_map())
+    assert found == {"codes": "iT", "tensormaps": ((9, rounded, 2, (32, 64), 3, 1, 1),)}
+    (row,) = parameters_of(kinds, compiled_with_map(fp4_padded=True))["tensormaps"]
+    assert row[5:] == (2, 2 if kernels.passes_padded() else 1)
+    flags = 2 if rounded > 0 else 1
+    for metadata in (SimpleNamespace(tensordesc_meta=[]), SimpleNamespace()):
+        found = parameters_of(kinds, metadata)
+        assert found == {"codes": "iD", "tensormaps": ((2, flags),)}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "why"),
+    [
+        (compiled_with_map(is_im2col=True), "a tensor descriptor for im2col"),
+        (compiled_with_map(wave=1), r"tensor descriptors of unknown \['wave'\]"),
+        (None, "tensor descriptors that torch launches by itself"),
+    ],
+)
+def test_other_descriptors_are_refused(metadata, why):
+    pytest.importorskip("triton")
+    assert parameters_of(["tensordesc<bf16[32, 64]>"], compiled_with_map(is_im2col=False))
+    with pytest.raises(Unsupported, match=why):
+        parameters_of(["tensordesc<bf16[32, 64]>"], metadata)
 
 
 def test_a_capture_in_a_prepared_process_holds_what_is_missing(captured, tmp_path):

@@ -16,6 +16,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from triton.backends.compiler import BaseBackend  # noqa: E402
 from triton.runtime.jit import create_function_from_signature  # noqa: E402
+from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from precomp import torch_api, triton_kernels  # noqa: E402
 from precomp.freeze.triton import triton_words  # noqa: E402
@@ -83,8 +84,20 @@ tensors = st.builds(
     st.sampled_from([lambda x: x, lambda x: torch.nn.Parameter(x, requires_grad=False)]),
 )
 buffers = st.builds(Buffer, integers.filter(lambda n: 0 <= n < 2**64), dtypes)
+aligned = st.builds(lambda n, dtype: Buffer(16 * n, dtype), st.integers(0, 2**40), dtypes)
+bases = aligned.filter(lambda base: isinstance(base.dtype, torch.dtype)) | st.builds(
+    lambda dtype: torch.empty(64, dtype=dtype),
+    dtypes.filter(lambda dtype: isinstance(dtype, torch.dtype)),
+)
+blocks = st.lists(st.sampled_from([1, 2, 8, 16, True]), min_size=1, max_size=5)
+descriptors = st.builds(
+    lambda base, block, kind: TensorDescriptor(
+        base, [1] * len(block), [16] * (len(block) - 1) + [1], kind(block)
+    ),
+    bases, blocks, st.sampled_from([list, tuple]),
+)  # fmt: skip
 floats = st.floats() | st.sampled_from([0.0, -0.0, 1.0, math.inf])
-plain = st.one_of(integers, st.booleans(), floats, st.none(), tensors, buffers)
+plain = st.one_of(integers, st.booleans(), floats, st.none(), tensors, buffers, descriptors)
 constants = st.one_of(
     integers, st.booleans(), floats, st.none(), st.text(max_size=3),
     st.sampled_from([tl.float32, tl.int64, called, tl.constexpr(1), tl.constexpr(None)]),
@@ -99,8 +112,16 @@ tuples = st.recursive(
 arguments = st.one_of(tuples, constants, odd)
 
 
+def launchable(args, kwargs):
+    """Triton finds words for tensor descriptors in place of numbers, but cannot launch that."""
+    given = dict(zip(NAMES, args, strict=False)) | kwargs
+    return not any(isinstance(given.get(name), TensorDescriptor) for name in ("i64", "u8"))
+
+
 def by_triton(args, kwargs):
     """Triton's words, or None where it refuses the call or the words have no form."""
+    if not launchable(args, kwargs):
+        return None
     try:
         values, specialization, options = BINDER(*args, **kwargs)
         return triton_words(kernel, values, specialization, options)
@@ -147,6 +168,19 @@ def test_equal_words_mean_equal_specialisations():
     texts = ("a\n=i1", "a", "\n=i1", "é", "\0")
     words = {DISPATCH.describe(**(BASE | {"constant": text}))[2] for text in texts}
     assert len(words) == len(texts)
+
+
+def test_descriptors_of_other_classes_have_no_form():
+    class Mine(TensorDescriptor):
+        pass
+
+    class Other:
+        pass
+
+    Other.__name__ = Other.__qualname__ = "TensorDescriptor"
+    mine = Mine(torch.empty(64), [8, 8], [8, 1], [4, 4])
+    for argument in (mine, Other()):
+        assert DISPATCH.describe(**(BASE | {"plain": argument}))[0] is None
 
 
 def test_long_words_are_whole():

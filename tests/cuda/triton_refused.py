@@ -18,6 +18,10 @@ import precomp
 TABLE = tl.constexpr({"a": 1})
 
 
+class Mine(TensorDescriptor):
+    pass
+
+
 @triton.jit
 def described(source, out):
     tl.store(out + tl.arange(0, 16), tl.reshape(source.load([0, 0]), (16,)))
@@ -59,7 +63,7 @@ def main(folder: str) -> None:
     triton_driver.install()
     out = Buffer(64, torch.float32)
     hooked.add_pre_run_hook(lambda *args, **kwargs: None)
-    source = TensorDescriptor(Buffer(128, torch.float32), [4, 4], [4, 1], [4, 4])
+    source = Mine(Buffer(128, torch.float32), [4, 4], [4, 1], [4, 4])
     with precomp.capture(on_unsupported="skip") as captured:
         described[(1,)](source, out)
         constant[(1,)](out, 1j)

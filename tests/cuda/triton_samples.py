@@ -1,5 +1,5 @@
 """Kernels that a program launches itself, and launches of them: ``CALLS`` of name -> function of
-``Buffer``. Each launches one kernel."""
+``Buffer``. Each launches one kernel. Those of ``DESCRIBED`` take tensor descriptors."""
 
 from collections import namedtuple
 from typing import Any
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 SCALE = tl.constexpr(3)
 Pair = namedtuple("Pair", ("left", "right"))
@@ -124,3 +125,79 @@ CALLS = {
     "heuristics": lambda B: guessed[blocks](B(1024, f32), B(64, f32), 1000),
     "heuristics, even": lambda B: guessed[blocks](B(1024, f32), B(64, f32), 1024),
 }
+
+
+@triton.jit
+def moved(source, target, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row, column = tl.program_id(0) * ROWS, tl.program_id(1) * COLUMNS
+    target.store([row, column], source.load([row, column]) * 2)
+
+
+@triton.jit
+def moved_5d(source, line, target, n, BLOCK: tl.constexpr):
+    value = tl.reshape(source.load([0, 0, 1, 0, 0]), (BLOCK,)) + line.load([n])
+    tl.store(target + tl.arange(0, BLOCK), value)
+
+
+@triton.jit
+def multiplied(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    m, n = tl.program_id(0) * BM, tl.program_id(1) * BN
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for k in range(0, K, BK):
+        total = tl.dot(a.load([m, k]), b.load([k, n]), total)
+    c.store([m, n], total.to(tl.bfloat16))
+
+
+def set_blocks(values: dict[str, Any]) -> None:
+    """Gives the descriptors the blocks of a configuration, as programs do that tune them."""
+    m, n, k = (values[name] for name in ("BM", "BN", "BK"))
+    for name, block in (("a", [m, k]), ("b", [k, n]), ("c", [m, n])):
+        values[name].block_shape = block
+
+
+tuned_multiplied = triton.autotune(
+    [
+        triton.Config({"BM": m, "BN": 32, "BK": 32}, num_warps=4, pre_hook=set_blocks)
+        for m in (32, 64)
+    ],
+    key=["K"],
+)(multiplied)
+
+
+def two_d(B: Any, address: int, dtype: torch.dtype, shape=(64, 128), block=(32, 32), **more: Any):
+    return TensorDescriptor(B(address, dtype), list(shape), [128, 1], list(block), **more)
+
+
+def multiply(B: Any, kernel: Any, block: tuple[int, int, int], **constants: int) -> Any:
+    m, n, k = block
+    a = two_d(B, 1024, b16, (64, 64), (m, k))
+    b = two_d(B, 2048, b16, (64, 64), (k, n))
+    c = two_d(B, 4096, b16, (64, 64), (m, n))
+    return kernel[lambda values: (64 // values["BM"], 64 // values["BN"])](a, b, c, 64, **constants)
+
+
+DESCRIBED = {
+    "described": lambda B: moved[2, 4](two_d(B, 1024, f16), two_d(B, 4096, f16), 32, 32),
+    "described, other elements": lambda B: moved[2, 4](
+        two_d(B, 1024, f32), two_d(B, 4096, f32), 32, 32
+    ),
+    "described, a tuple": lambda B: moved[2, 4](
+        TensorDescriptor(B(1024, f16), torch.Size((60, 100)), (128, 1), (32, 32)),
+        two_d(B, 4096, f16), 32, 32
+    ),
+    "described, over the edge": lambda B: moved[2, 4](
+        two_d(B, 1024, f32, (50, 100), padding="nan"), two_d(B, 4096, f32), 32, 32
+    ),
+    "described, other blocks": lambda B: moved[4, 2](
+        two_d(B, 1024, u8, block=(16, 64)), two_d(B, 4096, u8, block=(16, 64)), 16, 64
+    ),
+    "described, 5 dimensions": lambda B: moved_5d[(1,)](
+        TensorDescriptor(
+            B(1024, f32), [2, 3, 4, 8, 32], [3072, 1024, 256, 32, 1], [1, 1, 2, 4, 32]
+        ),
+        TensorDescriptor(B(2048, f32), [4096], [1], [256]),
+        B(4096, f32), 512, 256
+    ),
+    "described, product": lambda B: multiply(B, multiplied, (64, 32, 32), BM=64, BN=32, BK=32),
+    "described, tuned": lambda B: multiply(B, tuned_multiplied, (32, 32, 32)),
+}  # fmt: skip

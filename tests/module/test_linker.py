@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -159,6 +160,17 @@ dtype, shape = torch.float64, torch.Size([2, 3])
         [],
     ),
 }  # fmt: skip
+
+if importlib.util.find_spec("triton") is not None:
+    SERVED["tensor descriptors"] = (
+        {
+            "source": "import triton\nimport triton.tools.tensor_descriptor\n"
+            + CALL.format("""y = torch.nn.functional.pad(x, (0, 1))
+    made = triton.tools.tensor_descriptor.TensorDescriptor.from_tensor(y, [2, 4])
+    return (made.base, made.shape, made.strides, made.block_shape, made.padding)""")
+        },
+        ["triton.tools.tensor_descriptor.TensorDescriptor.from_tensor"],
+    )
 
 
 @pytest.fixture(scope="module")

@@ -127,6 +127,20 @@ class UserKernel(nn.Module):
         return torch.relu(self.scale_add(x, x, 0.5)).sum(1)
 
 
+class Described(nn.Module):
+    """A Triton kernel of the user that takes tensor descriptors, inside compiled code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from gpu_kernel import multiply
+
+        self.multiply = multiply
+
+    def forward(self, x, y):
+        x, y = x.sin().bfloat16(), y.cos().bfloat16()
+        return self.multiply(x, y).relu() + self.multiply(x[:, 64:], y[64:]).sum(0)
+
+
 def reductions(x, w, b):
     y = F.layer_norm(x, (x.shape[-1],), w, b).relu() * 2 + x.sin()
     return torch.softmax(y.float(), -1).to(x.dtype), y.sum(0), y.amax(), (x @ x.t()).cos()
@@ -200,4 +214,5 @@ PROGRAMS: dict[str, Program] = {
     "resnet50": Program(training(on_gpu(ResNet50), (4, 3, 64, 64))),
     "reductions": Program(calls(lambda: reductions, (333, 1024), (1024,), (1024,))),
     "user_kernel": Program(calls(on_gpu(UserKernel), (300, 64))),
+    "descriptors": Program(calls(on_gpu(Described), (200, 128), (128, 192))),
 }

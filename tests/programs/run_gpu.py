@@ -29,7 +29,7 @@ KEPT = ("LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE
 
 
 # What a program's own imports load.
-ALLOWED = {"user_kernel": {"triton"}, "gpt2": {"sympy", "triton"}}
+ALLOWED = {"user_kernel": {"triton"}, "descriptors": {"triton"}, "gpt2": {"sympy", "triton"}}
 
 
 def run(
