@@ -30,6 +30,7 @@ import torch._inductor.config as inductor_config
 import triton
 import triton.language as tl
 from processes import machine
+from torch._inductor.async_compile import CompiledTritonKernels
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 import precomp
@@ -77,6 +78,7 @@ def inductor(static: bool, x: torch.Tensor, y: torch.Tensor) -> tuple[CachingAut
         return original(self, *args, **kwargs)
 
     torch._dynamo.reset()
+    CompiledTritonKernels.cache_clear()  # the other launcher's kernel has the same source
     settings = {"use_static_cuda_launcher": static, "fx_graph_cache": False, "compile_threads": 1}
     with mock.patch.object(CachingAutotuner, "run", run), inductor_config.patch(settings):
         torch.compile(lambda x, y: x + y)(x, y)
