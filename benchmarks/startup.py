@@ -1,7 +1,7 @@
 """Time from the end of ``import torch`` to the end of the first step, each in a fresh process.
 
-    python benchmarks/startup.py [--repeat 5] [--programs enc mlp] [--device cpu] [--no-bytecode]
-        [--output FILE]
+    python benchmarks/startup.py [--repeat 5] [--programs enc mlp] [--variants eager prepared]
+        [--device cpu] [--no-bytecode] [--output FILE]
 
 Variants: eager; torch.compile with cold caches; with a warm Inductor cache; with a Mega-Cache
 (torch.compiler.save_cache_artifacts) loaded into empty caches; with caching_precompile, warm; and
@@ -91,7 +91,7 @@ def import_worker() -> None:
 
 
 def measure(
-    program: str, kind: str, device: str, repeat: int, root: Path, python: dict[str, str]
+    program: str, kind: str, options: argparse.Namespace, root: Path, python: dict[str, str]
 ) -> dict:
     from processes import run, summary
 
@@ -100,34 +100,27 @@ def measure(
     fresh = iter(range(1_000_000))
     artifact, mega = base / "artifact.precomp", base / "mega"
 
-    def go(variant: str, file: Path | str = "-", cache: Path | None = None, **options) -> dict:
+    def go(variant: str, file: Path | str = "-", cache: Path | None = None, **settings) -> dict:
         place = cache or base / f"fresh-{next(fresh)}"
         found = run(
-            script,
-            "--worker",
-            variant,
-            program,
-            kind,
-            device,
-            file,
-            cache=place,
-            **python,
-            **options,
-        )
+            script, "--worker", variant, program, kind, options.device, file,
+            cache=place, **python, **settings,
+        )  # fmt: skip
         if cache is None:
             shutil.rmtree(place)
         return found
 
     cold = go("save", mega, cache=base / "warm")
     precompile = {"TORCH_CACHING_PRECOMPILE": "1"}
-    go("save", base / "unused", cache=base / "precompile", **precompile)
+    if "precompile" in options.variants:
+        go("save", base / "unused", cache=base / "precompile", **precompile)
     go("capture", artifact, cache=base / "warm")
-    times: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    phases: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
-    for name in VARIANTS:  # once for the page cache, not counted
+    times: dict[str, list[float]] = {name: [] for name in options.variants}
+    phases: dict[str, list[dict[str, float]]] = {name: [] for name in options.variants}
+    for name in options.variants:  # once for the page cache, not counted
         one(go, name, artifact, mega, base, precompile)
-    for i in range(repeat):
-        for name in VARIANTS:
+    for i in range(options.repeat):
+        for name in options.variants:
             if name == "megacache" and i >= 2:
                 continue  # it compiles all C++ again: slow, and far from the others
             found = one(go, name, artifact, mega, base, precompile)
@@ -138,7 +131,6 @@ def measure(
     result = {name: summary(values) for name, values in times.items()}
     result["cold"] = {"median": round(cold["seconds"], 6), "count": 1}
     median = {name: values["median"] for name, values in result.items()}
-    best = min(TORCH_WARM, key=lambda name: median[name])
     return {
         "seconds": result,
         "phases_s": {
@@ -147,11 +139,21 @@ def measure(
         },
         "artifact_bytes": artifact.stat().st_size,
         "mega_cache_bytes": mega.stat().st_size,
-        "prepared_to_eager": round(median["prepared"] / median["eager"], 4),
-        "prepared_minus_eager_s": round(median["prepared"] - median["eager"], 6),
-        "best_warm_start_of_torch": best,
-        "best_warm_start_to_prepared": round(median[best] / median["prepared"], 2),
+        **ratios(median),
     }
+
+
+def ratios(median: dict[str, float]) -> dict:
+    found: dict = {}
+    if {"eager", "prepared"} <= median.keys():
+        found["prepared_to_eager"] = round(median["prepared"] / median["eager"], 4)
+        found["prepared_minus_eager_s"] = round(median["prepared"] - median["eager"], 6)
+    warm = [name for name in TORCH_WARM if name in median]
+    if warm and "prepared" in median:
+        best = min(warm, key=lambda name: median[name])
+        found["best_warm_start_of_torch"] = best
+        found["best_warm_start_to_prepared"] = round(median[best] / median["prepared"], 2)
+    return found
 
 
 def one(go, name: str, artifact: Path, mega: Path, base: Path, precompile: dict) -> dict:
@@ -171,6 +173,7 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--programs", nargs="+", default=["enc", "mlp"])
     parser.add_argument("--kinds", nargs="+", default=["train", "infer"])
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--no-bytecode", action="store_true", help="without .pyc files")
@@ -203,9 +206,7 @@ def main() -> int:
             "bytecode": "none" if options.no_bytecode else "cached",
             "import_precomp_s": summary(imports),
             "programs": {
-                f"{program} {kind}": measure(
-                    program, kind, options.device, options.repeat, root, python
-                )
+                f"{program} {kind}": measure(program, kind, options, root, python)
                 for program in options.programs
                 for kind in options.kinds
             },
