@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from precomp import torch_api
@@ -39,11 +39,22 @@ def install(patch: Callable[[Any, str, Any], None]) -> None:
         group = default_group()
         if group is None or group.size() < 2 or not timings:
             return timings
-        # Triton's digests of the compiled kernels: source, constants, options and architecture.
-        launchers = {str(launcher.cache_hash): launcher for launcher in timings}
-        mine = str(min(timings, key=timings.get).cache_hash)
-        chosen = launchers[agree(group, " ".join(sorted(launchers)), mine)]
+        launchers = {str(launcher.config): launcher for launcher in timings}
+        mine = str(min(timings, key=timings.get).config)
+        chosen = launchers[agree(group, _candidates(self, launchers), mine)]
         # One that does not run here, as it runs elsewhere, is not taken.
         return timings if timings[chosen] == float("inf") else {chosen: timings[chosen]}
 
     patch(tuner, "benchmark_all_configs", benchmark_all_configs)
+
+
+def _candidates(tuner: Any, configs: Iterable[str]) -> str:
+    """What the ranks choose from: a kernel and its configurations, whichever GPU they are for.
+
+    Triton's own digests will not do: they may differ between a kernel that this process compiled
+    and the same one from a worker process, which is a matter of time.
+    """
+    meta = tuner.triton_meta
+    device = meta["device"]
+    compiled = [meta.get(part) for part in ("signature", "constants", "configs")]
+    return repr((device.type, device.cc, tuner.fn.src, compiled, sorted(configs)))

@@ -41,8 +41,8 @@ def on_gpu(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
 class Language(nn.Module):
     """A 4-layer transformer over 8192 tokens in bfloat16 autocast.
 
-    Dropout is inside the feed-forward part alone. With more of it torch.compile's own results, in
-    bfloat16 on an H200 with torch 2.11, differ from step to step from the same seeds; ``enc`` has it
+    Dropout is inside the feed-forward part alone. With more of it torch.compile itself (2.11, on an
+    H200) gives other bits from step to step from the same seeds in bfloat16; ``enc`` has it
     everywhere, in float32.
     """
 
