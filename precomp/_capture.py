@@ -44,7 +44,7 @@ class Capture(_core.Capture):
     def _begin(self) -> None:
         from precomp import torch_api
         from precomp.distributed import tuning
-        from precomp.freeze import kernel
+        from precomp.freeze import cuda, kernel
         from precomp.freeze.conversions import FrameRecorder
         from precomp.freeze.guards import GuardRecorder
         from precomp.freeze.plan_recorder import PlanRecorder
@@ -63,6 +63,7 @@ class Capture(_core.Capture):
         self._plans.install(self.patch)
         self._frames.install(self.patch)
         kernel.install(self.patch)
+        cuda.install(self.patch)
         tuning.install(self.patch)
         self._launches = LaunchRecorder()
         self._launches.install(self.patch)

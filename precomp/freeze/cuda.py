@@ -6,8 +6,10 @@ section 4.7); nothing of it depends on the place of a cache or on the process.
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from precomp import _core, torch_api
@@ -29,17 +31,63 @@ _MAP_KEYS = frozenset(
 )
 
 
+# Of each launcher that was made while capturing the compile result that it launches: torch does
+# not keep those of configurations that it tries one after the other.
+_results: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def install(patch: Callable[[Any, str, Any], None]) -> None:
+    """Note what each launcher launches, for as long as the capture is active."""
+    names = torch_api.capture()
+    for owner in (names.TritonCompileResult, names.StaticTritonCompileResult):
+        patch(owner, "make_launcher", _noting(owner.make_launcher))
+
+
+def _noting(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(make)
+    def make_launcher(result: Any) -> Any:
+        launcher = make(result)
+        _results[launcher] = result
+        return launcher
+
+    return make_launcher
+
+
 def is_triton(value: Any) -> bool:
-    """Whether *value* is a Triton kernel as ``async_compile.triton`` makes it."""
-    return isinstance(value, torch_api.capture().CachingAutotuner)
+    """Whether *value* is a Triton kernel as ``async_compile`` makes it, alone or one of several."""
+    names = torch_api.capture()
+    return isinstance(value, (names.CachingAutotuner, names.MultiKernelCall))
 
 
-def freeze_launch(autotuner: Any, store: Store) -> dict[str, Any]:
-    """Store the kernel of *autotuner* and return its launch record.
+def freeze_launch(kernel: Any, store: Store) -> dict[str, Any]:
+    """Store what was launched of *kernel* and return its launch record.
 
     Raises Unsupported when no single configuration was launched while capturing, and for kernels
     whose parameters or launch have no frozen form.
     """
+    if not isinstance(kernel, torch_api.capture().MultiKernelCall):
+        return _freeze_tuned(kernel, store)
+    if type(kernel) is not torch_api.capture().MultiKernelCall:
+        raise Unsupported("several Triton kernels, one of which is chosen by shapes at each launch")
+    chosen = kernel.picked_kernel
+    if chosen is None:
+        raise Unsupported("a Triton kernel that was not launched while capturing: none was chosen")
+    record = _freeze_tuned(kernel.kernels[chosen], store)
+    # A call has the arguments of all kernels.
+    parts = kernel.arg_index
+    places = [place for part in parts[chosen] for place in range(part.start, part.stop)]
+    return {
+        **record,
+        "args": max(part.stop for row in parts.values() for part in row),
+        "select": tuple(places[position] for position in record["select"]),
+        "grid": tuple(
+            tuple(("a", places[item[1]]) if isinstance(item, tuple) else item for item in program)
+            for program in record["grid"]
+        ),
+    }
+
+
+def _freeze_tuned(autotuner: Any, store: Store) -> dict[str, Any]:
     result = _launched(autotuner)
     kernel = result.kernel
     meta = result.compile_meta
@@ -89,9 +137,11 @@ def _launched(autotuner: Any) -> Any:
         )
     if autotuner.inductor_meta.get("store_cubin"):
         raise Unsupported("triton.store_cubin")
-    config = launchers[0].config
+    result = _results.get(launchers[0])
+    if result is not None:
+        return result
     for result in autotuner.compile_results:
-        if result.config is config:
+        if result.config is launchers[0].config:
             return result
     raise Unsupported("a Triton kernel whose launched configuration torch did not keep")
 

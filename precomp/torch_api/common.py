@@ -219,6 +219,11 @@ CAPTURE: dict[str, str] = {
     "UserDefinedClassVariable": "torch._dynamo.variables.user_defined:UserDefinedClassVariable",
     "CachingAutotuner": "torch._inductor.runtime.triton_heuristics:CachingAutotuner",
     "GridExpr": "torch._inductor.runtime.triton_heuristics:GridExpr",
+    "MultiKernelCall": "torch._inductor.codegen.multi_kernel:MultiKernelCall",
+    "StaticTritonCompileResult": (
+        "torch._inductor.runtime.triton_heuristics:StaticTritonCompileResult"
+    ),
+    "TritonCompileResult": "torch._inductor.runtime.triton_heuristics:TritonCompileResult",
     "StaticTritonKernel": (
         "torch._inductor.runtime.static_triton_launcher:StaticallyLaunchedTritonKernel"
     ),

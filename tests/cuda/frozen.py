@@ -12,6 +12,7 @@ import struct
 import sys
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 FOLDER = sys.argv[2]
 os.environ["TRITON_CACHE_DIR"] = os.path.join(FOLDER, "triton")
@@ -19,11 +20,16 @@ os.environ["TRITON_CACHE_DIR"] = os.path.join(FOLDER, "triton")
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 from scenes import SIZES, Driver, Memory, encoded, unpack  # noqa: E402
+from torch._inductor.codegen.multi_kernel import (  # noqa: E402
+    MultiKernelCall,
+    SizeHintMultiKernelCall,
+)
 from torch._inductor.runtime.triton_heuristics import TritonCompileResult  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton_samples import moved  # noqa: E402
 
 from precomp import _core  # noqa: E402
+from precomp.freeze import cuda as freeze_cuda  # noqa: E402
 from precomp.freeze.cuda import freeze_launch  # noqa: E402
 from precomp.freeze.store import Store, Unsupported  # noqa: E402
 from precomp.tensor_descriptor import TensorDescriptor  # noqa: E402
@@ -61,10 +67,49 @@ def autotuner() -> Any:
         config = triton.Config({"XBLOCK": block}, num_warps=warps)
         results.append(TritonCompileResult(kernel, config, meta, {"grid_type": "Grid1D"}))
     return SimpleNamespace(
-        launchers=[SimpleNamespace(config=results[1].config)],
+        launchers=[Launcher(results[1].config)],
         compile_results=results,
         inductor_meta={"grid_type": "Grid1D"},
     )
+
+
+class Launcher:
+    """Of torch's launcher functions what precomp looks at."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+
+def one_of_two(tuned: Any) -> Any:
+    """Two kernels, of which the second was chosen; the last three arguments are its own."""
+    multi = MultiKernelCall.__new__(MultiKernelCall)
+    multi._kernels = [None, tuned]
+    multi.picked_kernel = 1
+    multi.arg_index = {
+        0: [slice(0, 2), slice(2, 5)],
+        1: [slice(0, 2), slice(5, 8)],
+    }
+    return multi
+
+
+def launched_step_by_step(tuned: Any) -> dict[str, Any]:
+    """The record of a configuration whose compile result torch dropped."""
+    patches: list[tuple[Any, str, Any]] = []
+
+    def patch(owner: Any, name: str, value: Any) -> None:
+        patches.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, value)
+
+    made = Launcher(triton.Config({}))
+    last = tuned.compile_results[1]
+    with mock.patch.object(TritonCompileResult, "make_launcher", lambda self: made):
+        freeze_cuda.install(patch)
+        last.make_launcher()
+        for owner, name, value in reversed(patches):
+            setattr(owner, name, value)
+    changed = copy.copy(tuned)
+    changed.launchers = [made]
+    return freeze_launch(changed, Store())
 
 
 def described(driver: Driver) -> dict[str, Any]:
@@ -79,7 +124,7 @@ def described(driver: Driver) -> dict[str, Any]:
     inductor = {"grid_type": "FixedGrid", "fixed_grid": names, "extra_launcher_args": names}
     config = triton.Config({})
     result = TritonCompileResult(kernel, config, meta, inductor)
-    launchers = [SimpleNamespace(config=config)]
+    launchers = [Launcher(config)]
     store = Store()
     record = freeze_launch(
         SimpleNamespace(launchers=launchers, compile_results=[result], inductor_meta=inductor),
@@ -130,8 +175,18 @@ def main() -> None:
     launcher = _core.CudaLauncher(_core.CudaLibrary(image, name), record)
     launcher.run(0x1000, 0x2000, 1000, 1.5, True, stream=7)
     launch = driver.launch()
+    multi = one_of_two(kernel)
+    chosen = _core.CudaLauncher(_core.CudaLibrary(image, name), freeze_launch(multi, Store()))
+    chosen.run(0x1000, 0x2000, 5, 0.5, False, 1000, 1.5, True, stream=7)
+    other = driver.launch()
+    by_shapes = SizeHintMultiKernelCall.__new__(SizeHintMultiKernelCall)
     found = {
         "described": described(driver),
+        "step by step": launched_step_by_step(kernel) == record,
+        "one of two": [
+            list(other.grid),
+            [unpack(code, other.parameters[i]) for i, code in enumerate(codes)],
+        ],
         "kind": kind,
         "name": name,
         "same_again": freeze_launch(kernel, again) == record and again.entries == store.entries,
@@ -151,8 +206,10 @@ def main() -> None:
             "not launched": refused(kernel, launchers=[]),
             "still tuning": refused(kernel, launchers=kernel.launchers * 2),
             "unknown configuration": refused(
-                kernel, launchers=[SimpleNamespace(config=triton.Config({}))]
+                kernel, launchers=[Launcher(triton.Config({}))]
             ),
+            "none chosen": refused(multi, picked_kernel=None),
+            "chosen by shapes": refused(by_shapes),
             "other device": refused(
                 kernel, compile_results=with_meta(kernel, device_type="xpu")
             ),

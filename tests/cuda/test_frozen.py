@@ -12,6 +12,8 @@ REASONS = {
     "not launched": "not launched while capturing: 0 configurations",
     "still tuning": "not launched while capturing: 2 configurations",
     "unknown configuration": "whose launched configuration torch did not keep",
+    "none chosen": "not launched while capturing: none was chosen",
+    "chosen by shapes": "one of which is chosen by shapes at each launch",
     "other device": "a Triton kernel for xpu",
     "parameter type": "a parameter of type nvTmaDesc",
     "grid": "'xnumel / 2' is not integer arithmetic",
@@ -32,6 +34,14 @@ def test_the_launched_configuration_is_launched_again(found):
     assert found["values"] == [0x1000, 0x2000, 1000, 1.5, 1]
     assert found["sizes"] == [8, 8, 4, 2, 1]
     assert set(found["scratch"]) <= {0}
+
+
+def test_a_configuration_that_tuning_found_step_by_step_is_launched(found):
+    assert found["step by step"]
+
+
+def test_of_several_kernels_the_chosen_one_is_launched(found):
+    assert found["one of two"] == [[8, 1, 1], [0x1000, 0x2000, 1000, 1.5, 1]]
 
 
 def test_the_image_is_stored_once_without_what_belongs_to_the_machine(found):

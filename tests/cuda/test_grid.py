@@ -17,7 +17,7 @@ def found(tmp_path_factory):
 
 
 def test_every_grid_of_inductor_gives_the_numbers_that_its_text_gives(found):
-    assert found["wrong"] == []
+    assert found["wrong"] == [] and found["not covered"] == []
     assert found["checked"] > 40 * found["cases"]
 
 

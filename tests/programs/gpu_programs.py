@@ -147,6 +147,49 @@ class Described(nn.Module):
         return self.multiply(x, y).relu() + self.multiply(x[:, 64:], y[64:]).sum(0)
 
 
+class Half(nn.Module):
+    """Matrix products in bfloat16, with and without bias, batched and not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(256, 512, bias=False, dtype=torch.bfloat16)
+        self.down = nn.Linear(512, 128, dtype=torch.bfloat16)
+
+    def forward(self, x):
+        x = self.down(F.gelu(self.up(x.bfloat16())))
+        x = x.view(-1, 32, 128)
+        return torch.bmm(x, x.transpose(1, 2)).flatten(0, 1).float()
+
+
+class Flexible(nn.Module):
+    """Attention by a template of Inductor that takes a function of the user's in."""
+
+    def forward(self, q, k, v):
+        from torch.nn.attention.flex_attention import flex_attention
+
+        def distance(score, batch, head, i, j):
+            return score - (i - j).abs() * 0.1
+
+        return flex_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), score_mod=distance).sum(1)
+
+
+def many(*tensors):
+    """Operations that have nothing to do with each other: kernels that can be put together."""
+    sums = [x.sin().sum(-1) for x in tensors]
+    return [x * 2 + 1 for x in tensors], sums, [x.softmax(-1).t() for x in tensors]
+
+
+def adam(*tensors):
+    """A step of Adam over lists of tensors."""
+    count = len(tensors) // 2
+    weights, grads = list(tensors[:count]), list(tensors[count:])
+    first = torch._foreach_mul(grads, 0.1)
+    second = torch._foreach_mul(torch._foreach_mul(grads, grads), 0.001)
+    steps = torch._foreach_add(torch._foreach_sqrt(second), 1e-8)
+    torch._foreach_add_(weights, torch._foreach_div(first, steps), alpha=-0.01)
+    return weights, first, second
+
+
 def reductions(x, w, b):
     y = F.layer_norm(x, (x.shape[-1],), w, b).relu() * 2 + x.sin()
     return torch.softmax(y.float(), -1).to(x.dtype), y.sum(0), y.amax(), (x @ x.t()).cos()
@@ -182,13 +225,23 @@ def language(make: Callable[[], nn.Module]) -> Callable[[], Run]:
     return build
 
 
-def calls(make: Callable[[], Callable[..., Any]], *shapes: tuple[int, ...]) -> Callable[[], Run]:
+def with_options(**options: Any) -> Callable[[Any], Any]:
+    """torch.compile with these options of Inductor; ``__`` stands for a dot."""
+    named = {name.replace("__", "."): value for name, value in options.items()}
+    return lambda function: torch.compile(function, options=named)
+
+
+def calls(
+    make: Callable[[], Callable[..., Any]],
+    *shapes: tuple[int, ...],
+    compile: Callable[[Any], Any] = torch.compile,
+) -> Callable[[], Run]:
     """Calls without gradients, in bfloat16 where it is a plain function."""
 
     def build() -> Run:
         torch.manual_seed(0)
         function = make()
-        compiled = torch.compile(function)
+        compiled = compile(function)
         inputs = [torch.randn(shape, device=DEVICE) for shape in shapes]
 
         def run(step: Step) -> Any:
@@ -204,6 +257,46 @@ def calls(make: Callable[[], Callable[..., Any]], *shapes: tuple[int, ...]) -> C
     return build
 
 
+# How Inductor tunes, chooses and shapes kernels.
+TEMPLATES = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON"}
+MIXED = ((333, 1024), (64, 2048), (5, 77), (1000, 16))
+PAIRED = ((64, 64), (7,), (3, 129), (64, 64), (7,), (3, 129))
+TUNED = {
+    "max_autotune": training(
+        on_gpu(Half), (512, 256),
+        compile=lambda model: torch.compile(model, mode="max-autotune-no-cudagraphs"),
+    ),
+    "templates": training(on_gpu(Half), (512, 256), compile=with_options(**TEMPLATES)),
+    "templates_dynamic": training(
+        on_gpu(Half), (512, 256), mark_dynamic=True, compile=with_options(**TEMPLATES)
+    ),
+    "templates_tma": calls(
+        on_gpu(Half), (512, 256),
+        compile=with_options(**TEMPLATES, triton__enable_persistent_tma_matmul=True),
+    ),
+    "flex_attention": calls(on_gpu(Flexible), *[(2, 4, 256, 64)] * 3),
+    "combo_kernels": calls(lambda: many, *MIXED, compile=with_options(combo_kernels=True)),
+    "foreach": calls(lambda: adam, *PAIRED),
+    "foreach_combo": calls(lambda: adam, *PAIRED, compile=with_options(combo_kernels=True)),
+    "coordinate_descent": training(
+        on_gpu(programs.MLP), (8, 32), compile=with_options(coordinate_descent_tuning=True)
+    ),
+    "max_pointwise": calls(
+        lambda: many, *MIXED, compile=with_options(max_autotune_pointwise=True)
+    ),
+    "multi_kernel": calls(
+        lambda: reductions, (333, 1024), (1024,), (1024,),
+        compile=with_options(triton__multi_kernel=1),
+    ),
+    "looped": calls(
+        lambda: reductions, (333, 1024), (1024,), (1024,),
+        compile=with_options(triton__persistent_reductions=False),
+    ),
+    "cooperative": calls(
+        lambda: reductions, (33, 65536), (65536,), (65536,),
+        compile=with_options(triton__force_cooperative_reductions=True),
+    ),
+}  # fmt: skip
 # Programs of the CPU that train, by the names they have there.
 TRAINING = {
     "mlp": (programs.MLP, (8, 32)),
@@ -213,6 +306,7 @@ TRAINING = {
     "brk": (programs.GraphBreaks, (8, 32)),
 }
 PROGRAMS: dict[str, Program] = {
+    **{name: Program(build) for name, build in TUNED.items()},
     **{name: Program(training(on_gpu(make), shape)) for name, (make, shape) in TRAINING.items()},
     "dyn": Program(training(on_gpu(programs.MLP), (8, 32), mark_dynamic=True)),
     "language": Program(language(Language)),
