@@ -114,10 +114,9 @@ def _freeze_tuned(autotuner: Any, store: Store) -> dict[str, Any]:
     ]
     kinds = [signature[name] for name in parameters]
     grid = torch_api.capture().GridExpr.from_meta(result.inductor_meta, result.config)
-    image = _core.strip_cubin(_image(kernel, meta, static))
     arch = int(meta["cc"])
     return {
-        "cubin": store.add("cubin", f"sm_{arch}", image),
+        "cubin": store_image(store, arch, _image(kernel, meta, static)),
         "arch": arch,
         "args": len(arguments),
         "select": tuple(arguments.index(name) for name in parameters),
@@ -221,6 +220,15 @@ def _parameter_code(kind: str) -> str:
         return _SCALARS[kind]
     except KeyError:
         raise Unsupported(f"a Triton kernel with a parameter of type {kind}") from None
+
+
+def store_image(store: Store, arch: int, image: bytes) -> str:
+    """Store the image of a kernel, without its PTX and debug data; returns its digest.
+
+    With ``PRECOMP_KEEP_CUBIN_DEBUG=1`` it is stored as it is.
+    """
+    kept = os.environ.get("PRECOMP_KEEP_CUBIN_DEBUG") == "1"
+    return store.add("cubin", f"sm_{arch}", image if kept else _core.strip_cubin(image))
 
 
 def _image(kernel: Any, meta: dict[str, Any], static: bool) -> bytes:

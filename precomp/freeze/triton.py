@@ -12,10 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from precomp import _core
 from precomp import triton_kernels as kernels
 from precomp.data import dumps
-from precomp.freeze.cuda import launch_of, parameters_of
+from precomp.freeze.cuda import launch_of, parameters_of, store_image
 from precomp.freeze.store import Store, Unsupported
 
 GRID = 3
@@ -269,10 +268,9 @@ def launch_record(compiled: Any, kinds: list[str], store: Store) -> dict[str, An
     if getattr(meta, "profile_scratch_size", 0):
         raise Unsupported("an instrumented kernel")
     used = [i for i, kind in enumerate(kinds) if kind != "constexpr"]
-    image = _core.strip_cubin(bytes(compiled.asm["cubin"]))
     arch = int(meta.target.arch)
     return {
-        "cubin": store.add("cubin", f"sm_{arch}", image),
+        "cubin": store_image(store, arch, bytes(compiled.asm["cubin"])),
         "arch": arch,
         "args": len(kinds) + GRID,
         "select": tuple(used),

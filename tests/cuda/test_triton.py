@@ -36,14 +36,19 @@ class Captured:
         return found.run(script, scene, self.driver, self.folder, env=env).facts
 
 
+def capture(folder: Path, driver: Path, cache: Path, **env: str) -> Captured:
+    """All samples, in a process of their own."""
+    place = Place(folder / "capture", extra={"TRITON_CACHE_DIR": str(cache), **env})
+    facts = place.run(HERE / "triton_capture.py", folder).facts
+    (folder / "capture.json").write_text(json.dumps(facts))
+    return Captured(folder, driver, facts)
+
+
 @pytest.fixture(scope="session")
 def captured(tmp_path_factory, driver):
     pytest.importorskip("triton")
     folder = tmp_path_factory.mktemp("triton")
-    place = Place(folder / "capture", extra={"TRITON_CACHE_DIR": str(folder / "cache")})
-    facts = place.run(HERE / "triton_capture.py", folder).facts
-    (folder / "capture.json").write_text(json.dumps(facts))
-    return Captured(folder, driver, facts)
+    return capture(folder, driver, folder / "cache")
 
 
 @pytest.fixture(scope="session")
@@ -250,10 +255,21 @@ def test_a_capture_in_a_prepared_process_holds_what_is_missing(captured, tmp_pat
 
 
 def test_equal_captures_give_equal_bytes(captured, tmp_path):
-    place = Place(tmp_path, extra={"TRITON_CACHE_DIR": str(captured.folder / "cache")})
-    assert place.run(HERE / "triton_capture.py", tmp_path).facts == captured.facts
+    other = capture(tmp_path, captured.driver, captured.folder / "cache")
+    assert other.facts == captured.facts
     again = (tmp_path / "all.precomp").read_bytes()
     assert again == (captured.folder / "all.precomp").read_bytes()
+
+
+def test_images_keep_their_debug_data_if_that_is_asked_for(captured, tmp_path):
+    cache = captured.folder / "cache"
+    whole = capture(tmp_path, captured.driver, cache, PRECOMP_KEEP_CUBIN_DEBUG="1")
+    for folder, kept in ((captured.folder, False), (tmp_path, True)):
+        with Artifact.open(folder / "all.precomp") as artifact:
+            images = [artifact.read(e.digest) for e in artifact.entries if e.kind == "cubin"]
+        assert images and all((b".version" in image) is kept for image in images)
+    served = whole.serve("everything", tmp_path / "serve")
+    assert served == captured.serve("everything", tmp_path / "stripped")
 
 
 def test_the_command_line_knows_the_entries(captured):
