@@ -108,6 +108,7 @@ def measure(
         )  # fmt: skip
         if cache is None:
             shutil.rmtree(place)
+        print(f"{program} {kind}: {variant}: {found}", file=sys.stderr, flush=True)
         return found
 
     cold = go("save", mega, cache=base / "warm")

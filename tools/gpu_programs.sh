@@ -3,7 +3,7 @@
 # package registry or pytest: captured, and served in a fresh process without a compiler on PATH and
 # with empty caches; losses, gradients and parameters must be the same bits.
 #
-#   OUT=FOLDER tools/gpu_programs.sh [--serve-on ORDINAL] [NAME...]
+#   OUT=FOLDER tools/gpu_programs.sh [--serve-on ORDINAL] [--jobs N] [NAME...]
 #
 # All is captured on cuda:0; with --serve-on 1 it is served on cuda:1, which needs two GPUs.
 #

@@ -95,26 +95,27 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--serve-on", type=int, default=0, metavar="ORDINAL")
+    parser.add_argument("--jobs", type=int, default=6, help="programs at a time")
     options = parser.parse_args()
     sys.path.insert(0, str(HERE))
     import torch
     from gpu_programs import PROGRAMS
 
-    with tempfile.TemporaryDirectory(prefix="precomp-gpu-") as temporary:
-        with concurrent.futures.ThreadPoolExecutor(6) as pool:
-            names = options.names or PROGRAMS
-            jobs = [pool.submit(one, name, Path(temporary), options.serve_on) for name in names]
-            reports = []
-            for job in concurrent.futures.as_completed(jobs):
-                reports.append(job.result())
-                print(json.dumps(reports[-1])[:1500], flush=True)
-    found = {
+    found: dict[str, Any] = {
         "torch": torch.__version__,
         "gpu": torch.cuda.get_device_name(0),
         "served_on": options.serve_on,
-        "programs": sorted(reports, key=lambda row: row["name"]),
     }
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    reports: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="precomp-gpu-") as temporary:
+        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+            names = options.names or PROGRAMS
+            jobs = [pool.submit(one, name, Path(temporary), options.serve_on) for name in names]
+            for job in concurrent.futures.as_completed(jobs):
+                reports.append(job.result())
+                print(json.dumps(reports[-1])[:1500], flush=True)
+                found["programs"] = sorted(reports, key=lambda row: row["name"])
+                options.out.write_text(json.dumps(found, indent=1) + "\n")  # what there is so far
     wrong = [row["name"] for row in reports if not row["ok"]]
     print(f"{len(reports)} programs, {len(wrong)} wrong: {wrong}")
     return 1 if wrong else 0
