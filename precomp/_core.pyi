@@ -245,6 +245,7 @@ def load_kernels(
 class CudaLibrary:
     label: str
     arch: int
+    toolkit: int
     symbols: tuple[str, ...]
     loaded: bool
     def __new__(cls, image: bytes, label: str) -> CudaLibrary: ...

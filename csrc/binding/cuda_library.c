@@ -141,6 +141,12 @@ Library_get_arch(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyObject *
+Library_get_toolkit(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyLong_FromUnsignedLong(LibraryObject_CAST(op)->info.toolkit);
+}
+
+static PyObject *
 Library_get_symbols(PyObject *op, void *Py_UNUSED(closure))
 {
     PyObject *image = LibraryObject_CAST(op)->image;
@@ -161,6 +167,8 @@ static PyMemberDef Library_members[] = {
 
 static PyGetSetDef Library_getset[] = {
     {"arch", Library_get_arch, NULL, "90 for compute capability 9.0.", NULL},
+    {"toolkit", Library_get_toolkit, NULL,
+     "128 for an image that CUDA 12.8 built, 0 if it does not say.", NULL},
     {"symbols", Library_get_symbols, NULL, "Names of its kernels: tuple of str.", NULL},
     {"loaded", Library_get_loaded, NULL, "Whether the driver has it.", NULL},
     {NULL, NULL, NULL, NULL, NULL},

@@ -131,6 +131,38 @@ check_contents(const uint8_t *image, size_t size, pc_error *error)
     return PC_OK;
 }
 
+/* The version in the note with what built the image: "... release 13.1, V13.1.80". */
+static unsigned
+noted_toolkit(const uint8_t *image)
+{
+    static const char word[] = "release ";
+    for (size_t i = 0; i < section_count(image); i++) {
+        const uint8_t *header = section(image, i);
+        if (pc_load_u32(header + SH_TYPE) != SHT_NOTE) {
+            continue;
+        }
+        const uint8_t *at = image + pc_load_u64(header + SH_OFFSET);
+        const uint8_t *end = at + pc_load_u64(header + SH_SIZE);
+        at = memmem(at, (size_t)(end - at), word, sizeof(word) - 1);
+        unsigned parts[2] = {0, 0};
+        int part = 0;
+        for (at = at == NULL ? end : at + sizeof(word) - 1;
+             at < end && ((*at >= '0' && *at <= '9') || (*at == '.' && part == 0));
+             at++) {
+            if (*at == '.') {
+                part = 1;
+            }
+            else if (parts[part] < 100) {
+                parts[part] = 10 * parts[part] + (*at - '0');
+            }
+        }
+        if (part == 1 && parts[1] < 10) {
+            return 10 * parts[0] + parts[1];
+        }
+    }
+    return 0;
+}
+
 pc_status
 pc_cubin_check(const uint8_t *image, size_t size, pc_cubin_info *info, pc_error *error)
 {
@@ -146,10 +178,12 @@ pc_cubin_check(const uint8_t *image, size_t size, pc_cubin_info *info, pc_error 
         case 7:
             info->arch = flags & 0xff;
             info->exact = (flags & ARCH_SPECIFIC) != 0;
+            info->toolkit = pc_load_u32(image + E_VERSION);
             return PC_OK;
         case 8: /* the flag of sm_100a and its like is not known: taken as set */
             info->arch = flags >> 8 & 0xff;
             info->exact = true;
+            info->toolkit = noted_toolkit(image);
             return PC_OK;
         default:
             return pc_fail(error, PC_BAD_VERSION,

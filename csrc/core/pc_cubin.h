@@ -16,6 +16,8 @@
 typedef struct {
     unsigned arch; /* 90 for compute capability 9.0 */
     bool exact;    /* runs on no other capability: code for sm_90a, say */
+    unsigned
+        toolkit; /* CUDA version that built it, 128 for 12.8; 0 if it does not say */
 } pc_cubin_info;
 
 /* PC_CORRUPT when *image* is not a whole cubin, PC_BAD_VERSION when it is of a kind that

@@ -326,6 +326,26 @@ check_parameters(cu_kernel kernel, const char *label, const uint8_t *sizes,
     return PC_OK;
 }
 
+/* What the driver said of an image, with the CUDA versions of both: a driver may be too old for
+   it. */
+static pc_status
+not_loaded(pc_error *error, const char *label, const char *name, cu_result result,
+           const pc_cubin_info *info)
+{
+    int version = 0;
+    pc_status status = failed(error, label, name, result);
+    if (info->toolkit > 0 && cuDriverGetVersion != NULL &&
+        cuDriverGetVersion(&version) == CU_SUCCESS) {
+        size_t length = strlen(error->message);
+        (void)snprintf(
+            error->message + length, sizeof(error->message) - length,
+            "; the image was built by CUDA %u.%u, the driver is for CUDA %d.%d",
+            info->toolkit / 10, info->toolkit % 10, version / 1000,
+            version % 1000 / 10);
+    }
+    return status;
+}
+
 pc_status
 pc_cuda_load(const void *image, const pc_cubin_info *info, cu_library *library,
              const char *symbol, const char *label, const uint8_t *sizes, size_t count,
@@ -352,7 +372,7 @@ pc_cuda_load(const void *image, const pc_cubin_info *info, cu_library *library,
         result = cuLibraryLoadData(library, image, NULL, NULL, 0, &option, &value, 1);
         if (result != CU_SUCCESS) {
             *library = NULL;
-            return failed(error, label, "cuLibraryLoadData", result);
+            return not_loaded(error, label, "cuLibraryLoadData", result, info);
         }
     }
     made = pc_calloc(1, sizeof(*made));
@@ -364,7 +384,7 @@ pc_cuda_load(const void *image, const pc_cubin_info *info, cu_library *library,
     pthread_mutex_init(&made->lock, NULL);
     result = cuLibraryGetKernel(&made->handle, *library, symbol);
     status = result != CU_SUCCESS
-                 ? failed(error, label, "cuLibraryGetKernel", result)
+                 ? not_loaded(error, label, "cuLibraryGetKernel", result, info)
                  : check_parameters(made->handle, label, sizes, count, error);
     if (status != PC_OK) {
         pc_cuda_kernel_free(made);

@@ -6,6 +6,7 @@
 enum {
     E_TYPE = 16,
     E_MACHINE = 18,
+    E_VERSION = 20,
     E_PHOFF = 32,
     E_SHOFF = 40,
     E_FLAGS = 48,

@@ -619,6 +619,18 @@ def every_failing_call_is_one_clear_error(driver, image):
     launcher(driver, image, "ii", shared=98304)(1, 2, stream=0)
 
 
+def image_that_does_not_load_says_which_versions_met(driver, image):
+    major, minor = divmod(launcher(driver, image, "i").library.toolkit, 10)
+    versions = f"; the image was built by CUDA {major}.{minor}, the driver is for CUDA 13.2"
+    for call in ("cuLibraryLoadData", "cuLibraryGetKernel"):
+        driver.log()
+        launcher(driver, image, "i")
+        driver.fail(driver.log().index(call), 222)
+        text = raised(CudaError, launcher, driver, image, "i")
+        assert f"{call} failed: CUDA error 222" in text
+        assert text.endswith(versions)
+
+
 def failed_launch_says_what_was_launched(driver, image):
     launch = launcher(driver, image, "i", shared=1024)
     driver.fail(0, 1)

@@ -71,11 +71,25 @@ def test_cubin_of_each_architecture_is_read(cubins, arch):
     assert (library.arch, library.symbols, library.loaded) == (arch, ("scaled",), False)
 
 
-def disassembly(cubin):
+def tool(name, *arguments):
+    """What a program that comes with Triton prints."""
     import triton
 
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
-    text = subprocess.run([tool, "-c", cubin], capture_output=True, text=True, check=True).stdout
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_version_that_built_a_cubin_is_read(cubins, arch):
+    said = tool("ptxas-blackwell" if arch >= 100 else "ptxas", "--version")
+    major, minor = re.search(r"release (\d+)\.(\d+)", said).groups()
+    image = (cubins / f"{arch}.cubin").read_bytes()
+    for data in (image, _core.strip_cubin(image)):
+        assert _core.CudaLibrary(data, "test").toolkit == 10 * int(major) + int(minor)
+
+
+def disassembly(cubin):
+    text = tool("nvdisasm", "-c", cubin)
     return [line for line in text.splitlines() if re.match(r"\s*/\*[0-9a-f]+\*/", line)]
 
 
