@@ -176,6 +176,7 @@ class Steps:
                 raise Unfit(f"{source}: expected {expected.__name__}, found {found}")
             lists: list[tuple[Any, list[Any]]] = []
             try:
+                _ready(optimizer)
                 args = [self._argument(optimizer, item, lists) for item in arguments]
                 kwargs = {name: self._argument(optimizer, item, lists) for name, item in keywords}
                 self._filled.append((objects.init_group(optimizer)(*args, **kwargs), lists))
@@ -217,6 +218,19 @@ class Steps:
             return value is found[content]
         expected = _core.decode(content, self._twins)
         return type(value) is type(expected) and bool(value == expected)
+
+
+def _ready(optimizer: Any) -> None:
+    """Does to an optimizer what Dynamo does before it compiles a step of it: one on a GPU without
+    state is made capturable, and counters of steps go to the device of their parameter."""
+    for group in optimizer.param_groups:
+        params = group.get("params", [])
+        fresh = all(param not in optimizer.state for param in params)
+        if fresh and "capturable" in group and all(param.is_cuda for param in params):
+            group["capturable"] = True
+    for param, state in optimizer.state.items():
+        if "step" in state and state["step"].is_cpu:
+            state["step"] = state["step"].to(param.device)
 
 
 def held(record: dict[str, Any], found: Iterable[Any]) -> list[Any]:

@@ -23,6 +23,7 @@ from precomp import torch_api
 from precomp.freeze import inlined
 from precomp.freeze.compiler_names import code_names
 from precomp.freeze.guard_tree import Generated, Identity
+from precomp.freeze.live import Held
 from precomp.freeze.store import Unsupported
 from precomp.freeze.traced import fixed_by_version
 from precomp.freeze.values import Encoded, encode
@@ -158,6 +159,8 @@ def mentioned(value: Any) -> set[int]:
         return set().union(*map(mentioned, constants(value)))
     if isinstance(value, (Identity, Generated)):
         return mentioned(value.value if isinstance(value, Identity) else value.code)
+    if isinstance(value, Held):
+        return mentioned(value.seen.facts or ())
     if isinstance(value, (tuple, list, set, frozenset)):
         return set().union(*map(mentioned, value))
     found = ordinal(value)

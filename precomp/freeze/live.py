@@ -43,7 +43,7 @@ class Seen:
             return Seen(id(value), encode(type(value)), None, None)
         if type(value) not in (torch.Tensor, torch.nn.Parameter):
             raise Unencodable(f"identity of {describe(value)}, a tensor subclass")
-        if value.layout != torch.strided or value.device.type != "cpu":
+        if value.layout != torch.strided or value.device.type not in ("cpu", "cuda"):
             raise Unencodable(f"identity of a {value.layout} tensor on {value.device.type}")
         facts = live_objects.tensor_facts(value)
         return Seen(id(value), encode(type(value)), facts, objects.storage_number(value))

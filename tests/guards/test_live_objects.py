@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import weakref
 from types import SimpleNamespace
@@ -11,7 +12,11 @@ import pytest
 import torch
 
 from precomp import _core, live_objects, torch_api
+from precomp.freeze.devices import mentioned
+from precomp.freeze.live import Held
 from precomp.freeze.values import encode
+from precomp.ordinals import renumber
+from precomp.serve.devices import Placed
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -90,7 +95,8 @@ class Optimizer:
 
     def __init__(self, made: list[Any], result: Any = False) -> None:
         self.made, self.result = made, result
-        self.param_groups = [{"params": made}]
+        self.param_groups: list[Any] = [{"params": []}]
+        self.state: dict[Any, Any] = {}
 
     def _init_group(self, group: Any, params: list[Any], flag: bool) -> Any:
         assert group is self.param_groups[0] and flag is True
@@ -100,11 +106,16 @@ class Optimizer:
         return self.result
 
 
+def encoded_type(monkeypatch: Any, kind: type) -> tuple[Any, ...]:
+    """A class of this file, in a module that can be found by name."""
+    module = SimpleNamespace(**{kind.__name__: kind})
+    monkeypatch.setitem(__import__("sys").modules, kind.__module__, module)
+    return ("P", kind.__module__, kind.__name__, _core.kind_of(kind))
+
+
 def steps(monkeypatch: Any, **f_locals: Any) -> tuple[Any, ...]:
     """What the one call of ``_init_group`` gives: the tensor b and the number 7."""
-    module = SimpleNamespace(Optimizer=Optimizer)
-    monkeypatch.setitem(__import__("sys").modules, Optimizer.__module__, module)
-    kind = ("P", Optimizer.__module__, "Optimizer", _core.kind_of(Optimizer))
+    kind = encoded_type(monkeypatch, Optimizer)
     items = (("o", 1), ("v", ("k", 7)))
     call = (0, (("g", 0), ("l", items)), (("flag", ("v", ("k", True))),), ("k", False))
     record = {"objects": (((1,), kind, None, None, True), row(X, 1, 2)), "steps": (call,)}
@@ -184,3 +195,93 @@ def test_a_tape_refuses_a_live_object_it_was_not_given() -> None:
 
     with standin.building(), pytest.raises(ArtifactCorruptError, match="no live object"):
         tape.replay({}, standin.enum_type() or enum, None, lambda *args: None, (X,))
+
+
+# ------------------------------------------------------------------ on a GPU
+
+
+class OnGpu:
+    """Of a parameter on a GPU, or of a tensor beside it, what is asked for."""
+
+    is_cuda = True
+    is_cpu = False
+    device = "cuda:1"
+
+
+class Step(OnGpu):
+    """A counter that was restored to the CPU."""
+
+    is_cpu = True
+
+    def to(self, device: str) -> str:
+        return f"moved to {device}"
+
+
+class Bare:
+    """Of an optimizer what ``_init_group`` and torch's compiler see."""
+
+    def __init__(self, *groups: dict[str, Any], state: Any = ()) -> None:
+        self.param_groups = list(groups)
+        self.state = dict(state)
+        self.capturable: list[Any] = []
+
+    def _init_group(self, group: dict[str, Any]) -> bool:
+        self.capturable.append(group.get("capturable"))
+        return False
+
+
+def made_ready(monkeypatch: Any, optimizer: Bare) -> Bare:
+    step = (0, (("g", 0),), (), ("k", False))
+    kind = encoded_type(monkeypatch, Bare)
+    record = {"objects": (((1,), kind, None, None, True),), "steps": (step,)}
+    steps = live_objects.Steps(record, None)
+    steps.run(live_objects.Reader(TAPE, {"a": optimizer}, {}, None))
+    steps.check((optimizer,))
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("params", "options", "known", "capturable"),
+    [
+        ([OnGpu(), OnGpu()], {"capturable": False}, False, True),
+        ([OnGpu(), OnGpu()], {"capturable": False}, True, False),  # it has state
+        ([OnGpu(), X], {"capturable": False}, False, False),
+        ([OnGpu()], {}, False, None),
+        ([], {"capturable": False}, False, True),
+    ],
+)
+def test_what_compiling_does_to_an_optimizer_is_done(
+    monkeypatch, params, options, known, capturable
+) -> None:
+    state = {param: {"step": OnGpu()} for param in params} if known else {}
+    optimizer = made_ready(monkeypatch, Bare({"params": params, **options}, state=state))
+    assert optimizer.capturable == [capturable]  # before its state is made
+
+
+def test_counters_of_steps_go_to_the_device_of_their_parameter(monkeypatch: Any) -> None:
+    params = [OnGpu(), OnGpu()]
+    state = {params[0]: {"step": Step()}, params[1]: {"other": Step()}}
+    optimizer = made_ready(monkeypatch, Bare({"params": params}, state=state))
+    assert optimizer.state[params[0]]["step"] == "moved to cuda:1"
+    assert isinstance(optimizer.state[params[1]]["other"], Step)
+
+
+def test_a_counter_that_is_no_tensor_is_told(monkeypatch: Any) -> None:
+    param = OnGpu()
+    with pytest.raises(live_objects.Unfit, match="_init_group: AttributeError: 'int'"):
+        made_ready(monkeypatch, Bare({"params": [param]}, state={param: {"step": 3}}))
+
+
+def test_facts_of_tensors_on_a_gpu_move_with_the_entry() -> None:
+    """Recorded on one GPU they are written for cuda:0, and compared with those of another."""
+    facts = ("cuda:3", *live_objects.tensor_facts(X)[1:])
+    assert mentioned(Held(X)) == set()
+    held = Held(X)
+    held.seen = dataclasses.replace(held.seen, facts=facts)
+    assert mentioned((("add_id_match_guard", 1, (held,)),)) == {3}
+    rows = (((1,), encode(torch.Tensor), renumber(facts, {3: 0}), 1, True),)
+    record = {"globals": (), "bind": {"plans": (), "weak": ()}, "tape": {"live": rows}}
+    moved = Placed(record, {0: 2}).record["tape"]["live"]
+    assert moved[0][2][0] == "cuda:2"
+    with pytest.raises(live_objects.Unfit, match="device expected cuda:2, found cpu"):
+        found(list(moved), a=X)

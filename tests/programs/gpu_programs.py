@@ -231,6 +231,25 @@ def with_options(**options: Any) -> Callable[[Any], Any]:
     return lambda function: torch.compile(function, options=named)
 
 
+def compiled_optimizer() -> Run:
+    """Trains with compiled steps of Adam, two groups of parameters."""
+    torch.manual_seed(0)
+    model = programs.MLP().to(DEVICE)
+    first, *rest = model.parameters()
+    optimizer = torch.optim.Adam([{"params": [first], "lr": 0.1}, {"params": rest}], lr=0.01)
+    update = torch.compile(optimizer.step)
+
+    def run(step: Step) -> Any:
+        for x, y in batches((8, 32), n=4):
+            F.cross_entropy(model(x), y).backward()
+            with step():
+                update()
+            optimizer.zero_grad()
+        return {"state": state(model), "optimizer": optimizer.state_dict()}
+
+    return run
+
+
 def calls(
     make: Callable[[], Callable[..., Any]],
     *shapes: tuple[int, ...],
@@ -316,3 +335,5 @@ PROGRAMS: dict[str, Program] = {
     "user_kernel": Program(calls(on_gpu(UserKernel), (300, 64))),
     "descriptors": Program(calls(on_gpu(Described), (200, 128), (128, 192))),
 }
+if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13):  # refused before
+    PROGRAMS["compiled_optimizer"] = Program(compiled_optimizer)

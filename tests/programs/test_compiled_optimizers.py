@@ -246,3 +246,35 @@ def test_an_edited_init_group_is_stale(captured, bare):
     (bare.work / "modules" / "optimizers.py").write_text(edited)
     why = bare.script(EDITED, captured[0], HERE).facts["why"]
     assert "_init_group" in why and "changed" in why
+
+
+# As if parameters were on a GPU, for all that Dynamo asks of them by this name.
+LIKE_A_GPU = f"""{HEAD}
+    import contextlib
+    torch.nn.Parameter.is_cuda = property(lambda parameter: True)
+    from torch import optim
+    from optimizers import model, train
+    artifact, _, side = sys.argv[1:]
+    if side == "capture":
+        around = precomp.capture(artifact, reset=True)
+    else:
+        precomp.prepare(artifact)
+        around = precomp.strict_no_compile()
+    net = model()
+    groups = [{{"params": net[0].parameters(), "lr": 0.1}}, {{"params": net[2].parameters()}}]
+    optimizer = optim.Adam(groups, lr=0.01)
+    before = [group["capturable"] for group in optimizer.param_groups]
+    with around:
+        seen = plain(torch, train(net, optimizer))
+    after = [group["capturable"] for group in optimizer.param_groups]
+    done(seen=seen, before=before, after=after)
+"""
+
+
+def test_an_optimizer_on_a_gpu_becomes_capturable_as_compiling_makes_it(here, bare):
+    artifact = here.root / "capturable.precomp"
+    captured = here.script(LIKE_A_GPU, artifact, HERE, "capture").facts
+    served = bare.script(LIKE_A_GPU, artifact, HERE, "serve").facts
+    assert (captured["before"], captured["after"]) == ([False, False], [True, True])
+    assert (served["before"], served["after"]) == ([False, False], [True, True])
+    assert differences(captured["seen"], served["seen"]) == []
