@@ -49,7 +49,7 @@ class Prepared:
     def report(self) -> PrepareReport:
         """What prepare did and what was served so far."""
         from precomp.report import PrepareReport
-        from precomp.serve import standin
+        from precomp.serve import cuda_graphs, standin
 
         kinds = [entry.kind for entry in self.artifact.entries]
         return PrepareReport(
@@ -63,6 +63,7 @@ class Prepared:
             coverage=self.coverage(),
             materialized_by=standin.materialized_by(),
             warnings=self._notes,
+            cuda_graphs=cuda_graphs.used(self._loaded.graphs or ()),
         )
 
     def uninstall(self) -> None:

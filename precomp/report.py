@@ -72,6 +72,8 @@ class PrepareReport:
 
     ``materialized_by``: why torch's real compiler package was imported, or None if it was not.
     ``warnings``: differences to the captured process that make guards fail if they persist.
+    ``cuda_graphs``: how often parts of the program with CUDA graphs were ``"recorded"``,
+    ``"replayed"``, and run without, by reason; None if no such part was loaded.
     """
 
     path: str
@@ -84,6 +86,7 @@ class PrepareReport:
     coverage: Coverage
     materialized_by: str | None
     warnings: tuple[str, ...] = ()
+    cuda_graphs: dict[str, int] | None = None
 
     def __str__(self) -> str:
         times = ", ".join(f"{name} {value * 1e3:.1f} ms" for name, value in self.seconds.items())
@@ -93,7 +96,16 @@ class PrepareReport:
             times,
             str(self.coverage),
         ]
+        if self.cuda_graphs is not None:
+            lines.append(self._graphs(dict(self.cuda_graphs)))
         if self.materialized_by:
             lines.append(f"torch's compiler was imported: {self.materialized_by}")
         lines += [f"warning: {text}" for text in self.warnings]
         return "\n".join(lines)
+
+    @staticmethod
+    def _graphs(counts: dict[str, int]) -> str:
+        recorded, replayed = counts.pop("recorded", 0), counts.pop("replayed", 0)
+        without = ", ".join(f"{count} {reason}" for reason, count in counts.items())
+        text = f"CUDA graphs: {recorded} recorded, {replayed} replayed"
+        return f"{text}; run without: {without}" if without else text

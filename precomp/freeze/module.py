@@ -11,6 +11,7 @@ import torch
 
 from precomp import data, torch_api
 from precomp.freeze.cuda import freeze_launch
+from precomp.freeze.cuda_graphs import Wrapped, unwrapped
 from precomp.freeze.devices import DeviceNames
 from precomp.freeze.kernel import freeze_kernel
 from precomp.freeze.module_linker import ModuleLinker
@@ -40,7 +41,7 @@ def freeze_module(
 def module_record(graph: Any, store: Store, devices: DeviceNames) -> dict[str, Any]:
     """The record of a ``CompiledFxGraph``; its kernels go to *store*."""
     _refuse(graph)
-    namespace = _namespace(graph)
+    namespace, wrapped = _namespace(graph)
     linker = ModuleLinker(graph, namespace, devices)
     code = linker.link()
     kernels = tuple(
@@ -56,6 +57,10 @@ def module_record(graph: Any, store: Store, devices: DeviceNames) -> dict[str, A
         ),
         "extern": renumber(tuple(sorted(extern.items())), devices.numbers),
         "constants": renumber(constants, devices.numbers),
+        "graphs": renumber(
+            tuple((at, f"cuda:{w.device}", w.static, w.mutated) for at, w in wrapped),
+            devices.numbers,
+        ),
         "ordinals": tuple(sorted(devices.ordinals.items())),
         "ops": tuple(sorted(linker.operators.values())),
     }
@@ -85,18 +90,31 @@ def _refuse(graph: Any) -> None:
         raise Unsupported("torch._inductor.config.wrap_inductor_compiled_regions is on")
 
 
-def _without_alignment(call: Any) -> Any:
-    """What torch's check of the inputs' alignment wraps; the plan makes that check."""
-    wrapper = torch_api.capture().align_inputs_from_check_idxs
-    if isinstance(call, FunctionType) and call.__code__ in wrapper.__code__.co_consts:
-        index = call.__code__.co_freevars.index("model")
-        return (call.__closure__ or ())[index].cell_contents
+def _inner(call: Any) -> Any:
+    """What torch's check of the inputs' alignment wraps, which the plan makes, or its note that a
+    backward without CUDA graphs runs; *call* itself if it is neither."""
+    names = torch_api.capture()
+    for wrapper, variable in (
+        (names.align_inputs_from_check_idxs, "model"),
+        (names.maybe_handle_backward_generation, "compiled_graph_callable"),
+    ):
+        if isinstance(call, FunctionType) and call.__code__ in wrapper.__code__.co_consts:
+            index = call.__code__.co_freevars.index(variable)
+            return (call.__closure__ or ())[index].cell_contents
     return call
 
 
-def _namespace(graph: Any) -> dict[str, Any]:
-    """Globals of the file that Inductor generated and loaded for *graph*."""
-    call = _without_alignment(graph.current_callable)
+def _namespace(graph: Any) -> tuple[dict[str, Any], list[tuple[int | None, Wrapped]]]:
+    """Globals of the file that Inductor generated and loaded for *graph*, and which of its
+    partitions (None: the whole) torch put CUDA graphs around."""
+    call = graph.current_callable
+    while (inner := _inner(call)) is not call:
+        call = inner
+    found: list[tuple[int | None, Wrapped]] = []
+    wrapped = unwrapped(call)
+    if wrapped is not None:
+        call = wrapped.call
+        found.append((None, wrapped))
     function = getattr(call, "__func__", call)
     if not isinstance(function, FunctionType):
         raise Unsupported(f"its callable is a {type(call).__qualname__}, not a Python function")
@@ -106,12 +124,20 @@ def _namespace(graph: Any) -> dict[str, Any]:
     if function.__name__ != "call" or space.get("call") != call:
         raise Unsupported(
             f"its callable is {function.__qualname__!r}, not the function 'call' of the file that "
-            "Inductor generated (cudagraphs or a wrapper around compiled regions?)"
+            "Inductor generated (CUDA graphs made before the capture, or a wrapper around compiled "
+            "regions?)"
         )
-    partitions = getattr(graph.compiled_fn_runner, "partitions", None) or ()
-    if any(getattr(part, "__globals__", None) is not space for part in partitions):
-        raise Unsupported("its graph partitions are wrapped (cudagraphs or a custom wrapper)")
-    return space
+    for at, part in enumerate(getattr(graph.compiled_fn_runner, "partitions", None) or ()):
+        wrapped = unwrapped(part)
+        if wrapped is not None:
+            part = wrapped.call
+            found.append((at, wrapped))
+        if getattr(part, "__globals__", None) is not space:
+            raise Unsupported(
+                "its graph partitions are wrapped (CUDA graphs made before the capture, or a "
+                "custom wrapper)"
+            )
+    return space, found
 
 
 def _constant(

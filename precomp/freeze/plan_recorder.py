@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from precomp import torch_api
+from precomp.freeze import cuda_graphs
 from precomp.freeze.plan_source import GraphSource, PassGraph, PlanSource
 from precomp.freeze.plan_split import split_program
 from precomp.freeze.store import Unsupported
@@ -40,6 +41,7 @@ class PlanRecorder:
         self._hook_inductor(patch, api)
         self._hook_wrappers(patch, api)
         self._hook_ddp(patch, api)
+        cuda_graphs.watch(patch)
 
     def _hook_backend(self, patch: Patch, api: Any) -> None:
         original = api.OutputGraph.call_user_compiler
@@ -266,7 +268,10 @@ def _graph_reasons(graph: Any, kwargs: Any, api: Any) -> list[str]:
     config = api.inductor_config
     reasons = []
     if kwargs["cudagraphs"]:
-        reasons.append("CUDA graphs")
+        if not config.triton.cudagraph_trees:
+            reasons.append("torch._inductor.config.triton.cudagraph_trees is off")
+        if config.triton.cudagraph_capture_sizes is not None:
+            reasons.append("torch._inductor.config.triton.cudagraph_capture_sizes is set")
     if config.graph_partition and api.partition_wrapper.wrapper:
         reasons.append("a customized partition wrapper")
     if getattr(config, "cudagraph_policy", None) is not None:

@@ -178,6 +178,18 @@ def _entry() -> types.CodeType:
     return scope["compile"].__code__  # type: ignore[no-any-return]
 
 
+def _mark_step_begin() -> None:
+    """``torch.compiler.cudagraph_mark_step_begin`` without an import of the compiler: if torch has
+    recorded no CUDA graph, there is nothing to mark. Its globals are those of torch.compiler."""
+    import sys
+
+    from precomp.torch_api import modules
+
+    trees = sys.modules.get(modules.CUDAGRAPH_TREES)
+    if trees is not None:
+        trees.mark_step_begin()
+
+
 def install() -> None:
     """Make ``torch.compile``, under every name it was imported as, ours.
 
@@ -189,6 +201,9 @@ def install() -> None:
         return
     _saved_code = torch.compile.__code__
     torch.compile.__code__ = _entry()
+    mark = torch.compiler.cudagraph_mark_step_begin
+    _undo.append(functools.partial(setattr, mark, "__code__", mark.__code__))
+    mark.__code__ = _mark_step_begin.__code__
     if standin.is_real():
         _serve_real_compiler()
     else:

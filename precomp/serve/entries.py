@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from precomp.data import loads
 from precomp.ordinals import Numbers
-from precomp.serve import devices, live
+from precomp.serve import cuda_graphs, devices, live
 from precomp.serve import module as modules
 from precomp.serve import plan as plans
+from precomp.serve.cuda_graphs import Graphed
 from precomp.serve.devices import Placed
 from precomp.serve.kernel import KernelTable
 
@@ -46,6 +47,8 @@ class Loaded:
                 entries_of(blobs, kinds.get(kind, []), self.kernel.launcher)
                 for kind in ("triton", "tuned")
             )
+        #: CUDA graphs around modules and parts of them; None: they are turned off.
+        self.graphs: list[Graphed] | None = [] if cuda_graphs.enabled() else None
         self._modules: dict[Any, Callable[..., Any]] = {}
         self._plans: dict[Any, Callable[..., Any]] = {}
 
@@ -64,7 +67,8 @@ class Loaded:
         key = (digest, *numbers.items())
         call = self._modules.get(key)
         if call is None:
-            call = modules.load(loads(self.blobs[digest]), self.kernel, numbers)
+            record = loads(self.blobs[digest])
+            call = modules.load(record, self.kernel, numbers, self.graphs)
             self._modules[key] = call
         return call
 

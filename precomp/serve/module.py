@@ -12,7 +12,9 @@ import torch
 
 from precomp import _core, operators, torch_api
 from precomp.ordinals import Numbers, renumber
+from precomp.serve.cuda_graphs import Gpu, Graphed
 from precomp.serve.kernel import KernelTable
+from precomp.torch_api import objects
 
 #: Raised by ``load`` when an operator is missing or differs from the captured one.
 StaleModule = _core.Stale
@@ -21,11 +23,15 @@ _NAME = "precomp.module"
 
 
 def load(
-    record: dict[str, Any], kernels: KernelTable, numbers: Numbers | None = None
+    record: dict[str, Any],
+    kernels: KernelTable,
+    numbers: Numbers | None = None,
+    graphs: list[Graphed] | None = None,
 ) -> Callable[..., Any]:
-    """The ``call`` of a frozen module: takes a list of inputs, empties it, returns a tuple.
+    """The ``call`` of a frozen module: takes a list of inputs, empties it, returns a sequence.
 
-    It runs on the GPUs that the record names, renumbered by *numbers*.
+    It runs on the GPUs that the record names, renumbered by *numbers*. *graphs* gets what is put
+    around parts of it to replay them as CUDA graphs; None: nothing is.
 
     Raises ``_core.Stale`` when an operator that the module calls is missing or has changed since
     capture, CudaError when a kernel cannot be launched on this machine. Constants are made anew and
@@ -48,7 +54,17 @@ def load(
     names = torch_api.serve()
     _skip(code, names.FrameExecStrategy(names.FrameAction.SKIP, names.FrameAction.SKIP))
     exec(code, namespace)
-    return namespace["call"]
+    call = namespace["call"]
+    for partition, device, static, mutated in renumber(record["graphs"], numbers):
+        if graphs is None:
+            break
+        places = objects.partitions(call) if partition is not None else [call]
+        graph = Graphed(places[partition or 0], Gpu(device), static, mutated)
+        places[partition or 0] = graph
+        graphs.append(graph)
+        if partition is None:
+            call = graph
+    return call
 
 
 def _check_operators(described: tuple[operators.Description, ...]) -> None:

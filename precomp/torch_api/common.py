@@ -101,6 +101,8 @@ SERVE: dict[str, str] = {
     # module and kernel
     "dlpack_exchange": "torch:Tensor.__dlpack_c_exchange_api__",
     "tensor_data_ptr": "torch._C._dynamo.guards:_torchinductor_pyobject_tensor_data_ptr",
+    "reinterpret_tensor": "torch._C._dynamo.guards:_reinterpret_tensor",
+    "storage_use_count": "torch._C:_storage_Use_Count",
     "OperatorDefinitions": "torch._library.custom_ops:OPDEFS",
     "operator_registry": "torch._library.simple_registry:singleton",
     "dispatch_dump": "torch._C:_dispatch_dump",
@@ -114,6 +116,7 @@ SERVE: dict[str, str] = {
 
 # Names that a torch without CUDA lacks.
 CUDA: dict[str, str] = {
+    "clear_cublas_workspaces": "torch._C:_cuda_clearCublasWorkspaces",
     "device": "torch._C:_cuda_getDevice",
     "stream": "torch._C:_cuda_getCurrentRawStream",
 }
@@ -214,6 +217,9 @@ CAPTURE: dict[str, str] = {
     "OpNamespace": "torch._ops:_OpNamespace",
     "Ops": "torch._ops:_Ops",
     "align_inputs_from_check_idxs": "torch._inductor.utils:align_inputs_from_check_idxs",
+    "maybe_handle_backward_generation": (
+        "torch._inductor.output_code:maybe_handle_backward_generation"
+    ),
     "ConstantVariable": "torch._dynamo.variables.constant:ConstantVariable",
     "TensorVariable": "torch._dynamo.variables.tensor:TensorVariable",
     "UserDefinedClassVariable": "torch._dynamo.variables.user_defined:UserDefinedClassVariable",

@@ -21,6 +21,7 @@ ASYNC_COMPILE = "torch._inductor.async_compile"
 ASYNC_FX = "torch._inductor.compile_fx_async"
 CACHE_DIRS = "torch._inductor.runtime.cache_dir_utils"
 COMPILE_FX = "torch._inductor.compile_fx"
+CUDAGRAPH_TREES = "torch._inductor.cudagraph_trees"
 
 CORE = "torch._C"
 EVALUATOR = "torch._C._dynamo.eval_frame"

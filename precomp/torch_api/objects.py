@@ -219,6 +219,12 @@ def aligns_its_inputs(graph: Any) -> bool:
     return bool(getattr(graph, "_defers_input_alignment", False))
 
 
+def partitions(call: Any) -> list[Any]:
+    """The parts of a module that Inductor cut for CUDA graphs, which its ``call`` looks up."""
+    found: list[Any] = call.__self__.partitions
+    return found
+
+
 def wraps_compiled_regions(graph: Any) -> bool:
     """Whether a CompiledFxGraph runs inside an operator of its own."""
     return bool(graph._wrap_compiled_regions)

@@ -71,6 +71,13 @@ def fake(module: str, name: str) -> Any:
     return function
 
 
+def fake_functions() -> None:
+    """Exchange the functions of torch that wrappers call and that need a GPU."""
+    torch._C._cuda_getCurrentRawStream = fake("torch._C", "_cuda_getCurrentRawStream")
+    for name in ("set_device", "_exchange_device", "_maybe_exchange_device"):
+        setattr(torch.cuda, name, fake("torch.cuda", name))
+
+
 def graph(source: str, kernel: Any, ordinal: int) -> Any:
     """The CompiledFxGraph around *source*."""
     compiled = torch_api.capture().CompiledFxGraph
@@ -119,9 +126,7 @@ def placed(ordinal: int) -> str:
 def main() -> None:
     driver = Driver(sys.argv[1])
     driver.devices = 8
-    torch._C._cuda_getCurrentRawStream = fake("torch._C", "_cuda_getCurrentRawStream")
-    for name in ("set_device", "_exchange_device", "_maybe_exchange_device"):
-        setattr(torch.cuda, name, fake("torch.cuda", name))
+    fake_functions()
     kind = torch_api.capture().CachingAutotuner
     kernel = kind.__new__(kind)
     vars(kernel).update(vars(autotuner()))

@@ -92,6 +92,11 @@ def program(x: Any, w: Any, b: Any) -> Any:
 
 def source(ordinal: int) -> str:
     """The file that Inductor writes for *program* on ``cuda:<ordinal>``."""
+    return lowered(ordinal)[0]
+
+
+def lowered(ordinal: int) -> tuple[str, GraphLowering]:
+    """That file, and what Inductor made it of."""
     with gpu(ordinal):
         device = torch.device("cuda", ordinal)
         fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -105,4 +110,4 @@ def source(ordinal: int) -> str:
             lowering = GraphLowering(graph, example_inputs=inputs, is_inference=True)
             with V.set_debug_handler(DebugContext()), V.set_graph_handler(lowering):
                 lowering.run(*inputs)
-                return str(lowering.codegen()[0].value)
+                return str(lowering.codegen()[0].value), lowering

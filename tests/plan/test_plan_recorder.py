@@ -316,7 +316,13 @@ def test_all_reasons_are_listed_at_once():
 @pytest.mark.parametrize(
     ("graph", "kwargs", "options", "reason"),
     [
-        ({}, {"cudagraphs": True}, {}, "CUDA graphs"),
+        ({}, {"cudagraphs": True}, {"triton.cudagraph_trees": False}, "cudagraph_trees is off"),
+        (
+            {},
+            {"cudagraphs": True},
+            {"triton.cudagraph_capture_sizes": (8,)},
+            "cudagraph_capture_sizes is set",
+        ),
         ({"frozen_param_names": {"a": "b"}}, {}, {}, "freezing"),
         ({"fx_kwargs": {"cpp_wrapper": True}}, {}, {}, "cpp_wrapper"),
         ({}, {}, {"cpp_wrapper": True}, "cpp_wrapper"),
@@ -336,6 +342,11 @@ def test_inductor_graphs_that_are_refused(graph, kwargs, options, reason):
             torch_api.capture(),
         )
     assert [reason in found for found in reasons] == [True]
+
+
+def test_cuda_graphs_alone_are_not_refused():
+    graph = SimpleNamespace(frozen_param_names={}, fx_kwargs={}, _wrap_compiled_regions=False)
+    assert _graph_reasons(graph, {"cudagraphs": True}, torch_api.capture()) == []
 
 
 @pytest.mark.parametrize(

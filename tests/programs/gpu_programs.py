@@ -276,6 +276,120 @@ def calls(
     return build
 
 
+class Dropped(nn.Module):
+    """Random numbers in the forward, which the backward needs again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(32, 64)
+        self.b = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.b(F.dropout(torch.relu(self.a(x)), 0.3, self.training))
+
+
+def with_graphs(
+    make: Callable[[], nn.Module],
+    *shapes: tuple[int, ...],
+    forwards: int = 1,
+    mark_dynamic: bool = False,
+    mode: str = "reduce-overhead",
+) -> Callable[[], Run]:
+    """Trains with CUDA graphs; *forwards*: batches before each backward."""
+
+    def build() -> Run:
+        torch.manual_seed(0)
+        model = make().to(DEVICE).train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        compiled = torch.compile(model, mode=mode)
+
+        def run(step: Step) -> Any:
+            results = []
+            data = list(batches(*shapes, n=10 * forwards))
+            for i in range(10):
+                with step():
+                    torch.compiler.cudagraph_mark_step_begin()
+                    total = torch.zeros((), device=DEVICE)
+                    for x, y in data[i * forwards : (i + 1) * forwards]:
+                        if mark_dynamic:
+                            torch._dynamo.mark_dynamic(x, 0)
+                        total = total + F.cross_entropy(compiled(x), y)
+                        results.append([total.detach().clone(), torch.cuda.get_rng_state(DEVICE)])
+                    optimizer.zero_grad()
+                    total.backward()
+                    results.append(gradients(model))
+                    optimizer.step()
+            with step():
+                return [results, state(model), torch.cuda.get_rng_state(DEVICE)]
+
+        return run
+
+    return build
+
+
+def calls_with_graphs(
+    make: Callable[[], Callable[..., Any]],
+    *shapes: tuple[int, ...],
+    mode: str = "reduce-overhead",
+    keep: bool = False,
+) -> Callable[[], Run]:
+    """Calls without gradients; with *keep* the results of one call are alive during the next."""
+
+    def build() -> Run:
+        torch.manual_seed(0)
+        compiled = torch.compile(make(), mode=mode)
+        inputs = [torch.randn(shape, device=DEVICE) for shape in shapes]
+
+        def run(step: Step) -> Any:
+            results = []
+            out = None
+            with torch.no_grad():
+                for i in range(10):
+                    with step():
+                        first = inputs[0] + i
+                        if not keep:
+                            del out
+                        out = compiled(first, *inputs[1:])
+                        found = out if isinstance(out, tuple) else (out,)
+                        results.append([t.clone() for t in (*found, first)])
+            return [results, torch.cuda.get_rng_state(DEVICE)]
+
+        return run
+
+    return build
+
+
+def large(x, w):
+    y = torch.relu(x @ w)
+    return y, F.dropout(y, 0.5), y.sum(1), torch.rand_like(y)
+
+
+def parts(x, w):
+    """On the GPU, on the CPU, on the GPU again."""
+    y = torch.relu(x @ w)
+    z = (y.sum(0).cpu() * 2 + 1).to(x.device)
+    return y * z, (y + z).softmax(1)
+
+
+def changes(x, w):
+    x.add_(1)
+    return torch.relu(x @ w)
+
+
+# Programs with CUDA graphs -> how often they are replayed at least in the served process.
+GRAPHS = {
+    "graphs_train": 12,
+    "graphs_mlp": 12,
+    "graphs_bn": 12,
+    "graphs_break": 30,
+    "graphs_dynamic": 8,
+    "graphs_accumulate": 12,
+    "graphs_tuned": 6,
+    "graphs_infer": 6,
+    "graphs_kept": 6,
+    "graphs_parts": 12,
+    "graphs_changes": 0,
+}
 # How Inductor tunes, chooses and shapes kernels.
 TEMPLATES = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON"}
 MIXED = ((333, 1024), (64, 2048), (5, 77), (1000, 16))
@@ -334,6 +448,19 @@ PROGRAMS: dict[str, Program] = {
     "reductions": Program(calls(lambda: reductions, (333, 1024), (1024,), (1024,))),
     "user_kernel": Program(calls(on_gpu(UserKernel), (300, 64))),
     "descriptors": Program(calls(on_gpu(Described), (200, 128), (128, 192))),
+    "graphs_train": Program(with_graphs(programs.Encoder, (4, 16, 64))),
+    "graphs_mlp": Program(with_graphs(Dropped, (8, 32))),
+    "graphs_bn": Program(with_graphs(programs.ConvNorm, (4, 3, 8, 8))),
+    "graphs_break": Program(with_graphs(programs.GraphBreaks, (8, 32))),
+    "graphs_dynamic": Program(with_graphs(Dropped, (8, 32), (12, 32), mark_dynamic=True)),
+    "graphs_accumulate": Program(with_graphs(Dropped, (8, 32), forwards=2)),
+    "graphs_tuned": Program(
+        calls_with_graphs(lambda: large, (256, 128), (128, 512), mode="max-autotune")
+    ),
+    "graphs_infer": Program(calls_with_graphs(lambda: large, (1024, 512), (512, 2048))),
+    "graphs_kept": Program(calls_with_graphs(lambda: large, (1024, 512), (512, 2048), keep=True)),
+    "graphs_parts": Program(calls_with_graphs(lambda: parts, (256, 64), (64, 512))),
+    "graphs_changes": Program(calls_with_graphs(lambda: changes, (64, 64), (64, 64))),
 }
 if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13):  # refused before
     PROGRAMS["compiled_optimizer"] = Program(compiled_optimizer)

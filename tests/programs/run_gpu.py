@@ -14,6 +14,7 @@ import argparse
 import concurrent.futures
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -82,12 +83,34 @@ def one(name: str, root: Path, ordinal: int) -> dict[str, Any]:
     report["compiler"] = served["compiler"]
     report["spawns"] = served["spawns"]
     report["coverage"] = served["coverage"]
+    found = re.search(r"CUDA graphs: .*", served["reports"][name])
+    report["graphs"] = found[0] if found else None
+    report["graphs_wrong"] = found is not None
+    if name in GRAPHS:
+        replayed = re.search(r"(\d+) replayed", found[0]) if found else None
+        report["graphs_wrong"] = replayed is None or int(replayed[1]) < GRAPHS[name]
+        without = run(
+            "serve", place / "without", str(place), name,
+            compiler=False, PRECOMP_CUDA_GRAPHS="0", **there,
+        )  # fmt: skip
+        report["without_graphs"] = (
+            without.get("failed")
+            or differences(without["results"].get(name), served["results"][name])[:5]
+        )
+        report["graphs_wrong"] = report["graphs_wrong"] or bool(report["without_graphs"])
+        if report["compiled_again_differs"]:  # torch's graphs themselves: no reference
+            report["differences_to_torch"] = report["differences"]
+            report["differences"] = []
+            report["torch_differs"] = differences(expected, compiled["results"][name])[:5]
     allowed = ALLOWED.get(name, set())
     report["ok"] = not (
         report["differences"] or served["violations"] or set(served["compiler"]) - allowed
-        or served["spawns"] or report["again_violations"]
+        or served["spawns"] or report["again_violations"] or report["graphs_wrong"]
     )  # fmt: skip
     return report
+
+
+GRAPHS: dict[str, int] = {}
 
 
 def main() -> int:
@@ -99,8 +122,10 @@ def main() -> int:
     options = parser.parse_args()
     sys.path.insert(0, str(HERE))
     import torch
+    from gpu_programs import GRAPHS as graphs
     from gpu_programs import PROGRAMS
 
+    GRAPHS.update(graphs)
     found: dict[str, Any] = {
         "torch": torch.__version__,
         "gpu": torch.cuda.get_device_name(0),
