@@ -41,6 +41,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=64, help="lines a rank and batch")
     parser.add_argument("--rows", type=int, default=1000, help="rows of each embedding table")
     parser.add_argument("--columns", type=int, default=26, help="categorical columns to use")
+    parser.add_argument("--double", action="store_true", help="compute in float64")
     parser.add_argument("--eager", action="store_true", help="do not use torch.compile")
     parser.add_argument("--capture", metavar="FILE", help="record the run and write an artifact")
     parser.add_argument("--prepare", metavar="FILE", help="serve the run from an artifact")
@@ -81,8 +82,9 @@ def main() -> int:
     import clicks
     from dlrm import DLRM
 
+    number = torch.float64 if options.double else torch.float32
     torch.manual_seed(0)
-    model = DLRM(columns=options.columns, rows=options.rows)
+    model = DLRM(columns=options.columns, rows=options.rows).to(number)
     mesh = init_device_mesh("cpu", (ranks,))
     for part in (model.tables, model.bottom, model.top):
         fully_shard(part, mesh=mesh)
@@ -103,6 +105,7 @@ def main() -> int:
             stack.enter_context(gate)
         for step in range(options.batches):
             dense, sparse, clicked = next(data)
+            dense, clicked = dense.to(number), clicked.to(number)
             logits = run(dense, sparse[:, : options.columns])
             loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, clicked)
             optimizer.zero_grad()
@@ -116,7 +119,7 @@ def main() -> int:
                 mark("step 1")
         mark("done")
 
-    mean = torch.tensor(losses)
+    mean = torch.tensor(losses, dtype=torch.float64)
     dist.all_reduce(mean)
     mean /= ranks
     area = auc(gathered(torch.cat(scores)), gathered(torch.cat(labels)))
