@@ -44,7 +44,7 @@ class GuardManagerType(enum.Enum):
 class _Lazy:
     """The installed stand-ins."""
 
-    def __init__(self, records: Mapping[Key, tuple[Any, ...]]) -> None:
+    def __init__(self, records: dict[Key, tuple[Any, ...]]) -> None:
         table = torch_api.tables()
         self.top: dict[str, str] = table.STANDIN_TOP
         self.alone: frozenset[str] = table.STANDIN_ALONE
@@ -57,13 +57,12 @@ class _Lazy:
             materialize=materialize,
             observed=frozenset({modules.POLYFILLS}),
         )
-        homes = {module for module, _ in (*records, *self.builder.written)}
         common: dict[str, Any] = {
             "compiler": (modules.DYNAMO, modules.INDUCTOR),
             "path": list(torch.__path__),
             "alone": table.STANDIN_ALONE,
             "listed": table.STANDIN_LISTED,
-            "hidden": frozenset(homes - table.STANDIN_LISTED - table.STANDIN_ALONE),
+            "hidden": self.hidden(),
             "offers": self.offers,
         }
         self.dynamo = Package(
@@ -85,6 +84,18 @@ class _Lazy:
             **common,
         )
         self.finder = Finder([self.dynamo, self.inductor])
+
+    def hidden(self) -> frozenset[str]:
+        """Modules with names to offer that are not to be imported."""
+        table = torch_api.tables()
+        homes = {module for module, _ in (*self.builder.records, *self.builder.written)}
+        return frozenset(homes - table.STANDIN_LISTED - table.STANDIN_ALONE)
+
+    def add(self, records: Mapping[Key, tuple[Any, ...]]) -> None:
+        """Answer what *records* name, too."""
+        self.builder.records |= {**records, **self.builder.records}
+        for package in (self.dynamo, self.inductor):
+            package.hidden = self.hidden()
 
     def dynamo_is_there(self) -> bool:
         return self.dynamo.state == REAL or (not self.dynamo.homes and is_real())
@@ -163,18 +174,21 @@ def install(helpers: Helpers | None = None) -> None:
 
     *helpers*: records of ``precomp.freeze.helpers.collect``, as ``{(module, name): record}`` or as
     triples; without them only what needs no record is answered. When the real package is loaded
-    already, nothing changes. A second call does nothing.
+    already, nothing changes. A second call adds its helpers to those of the first.
     """
     global _lazy
     with _lock:
-        if _lazy is not None or is_real():
+        if is_real():
             return
         if helpers is None:
-            records: Mapping[Key, tuple[Any, ...]] = {}
+            records: dict[Key, tuple[Any, ...]] = {}
         elif isinstance(helpers, Mapping):
-            records = helpers
+            records = dict(helpers)
         else:
             records = {(module, name): record for module, name, record in helpers}
+        if _lazy is not None:
+            _lazy.add(records)
+            return
         lazy = _Lazy(records)
         _lazy = lazy
         sys.meta_path.insert(0, lazy.finder)

@@ -111,7 +111,7 @@ class Builder:
 
     def __init__(
         self,
-        records: Mapping[Key, tuple[Any, ...]],
+        records: dict[Key, tuple[Any, ...]],
         written: Mapping[Key, Any],
         owned: Callable[[str], bool],
         materialize: Callable[[str], None],

@@ -200,6 +200,11 @@ class Home:
             found = package.submodule(full)
             if found is not None:
                 return found
+            # More is offered than when the module was made.
+            offered = package.offers(self.name)
+            if name in offered:
+                self.offered[name] = vars(self.module)[name] = offered[name]
+                return offered[name]
             package.become_real(full)
         elif package.is_loading_elsewhere():
             package.wait()

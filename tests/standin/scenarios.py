@@ -389,6 +389,27 @@ def bare_install_without_helpers() -> None:
     works()
 
 
+def bare_install_more_helpers() -> None:
+    """What a second artifact needs, after the modules that it is in were made."""
+    later = {
+        ("torch._dynamo.polyfills", "mutable_mapping_update"),
+        ("torch._dynamo.variables.functions", "_create_nested_fn"),
+    }
+    records = helpers()
+    triples = [(*key, r) for key, r in records.items()] if isinstance(records, dict) else records
+    standin.install([row for row in triples if (row[0], row[1]) not in later])
+    import torch._dynamo
+
+    polyfills, kept = torch._dynamo.polyfills, torch._dynamo.disable
+    standin.install(triples)
+    assert polyfills.mutable_mapping_update is standin.twins()[sorted(later)[0]]
+    functions = standin.module_for("torch._dynamo.variables.functions")
+    assert functions._create_nested_fn is standin.twins()[sorted(later)[1]]
+    assert torch._dynamo.disable is kept
+    assert not standin.is_real()
+    works()
+
+
 def install_imports_nothing() -> None:
     assert "torch._dynamo" not in sys.modules
     assert "torch._inductor" not in sys.modules

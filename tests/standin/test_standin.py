@@ -101,6 +101,7 @@ SCENARIOS = (
     "bare_install_again",
     "bare_install_after_the_real_one",
     "bare_install_without_helpers",
+    "bare_install_more_helpers",
     "install_imports_nothing",
     "callbacks_run_once",
     "guard_trees_need_no_dynamo",
