@@ -102,7 +102,7 @@ def _registrations(qualname: str) -> Iterator[tuple[str, Any]]:
     if definition is not None:
         yield from objects.registered_functions(definition)
         return
-    entry = names.operator_registry.get(qualname)
+    entry = objects.simple_registration(names.operator_registry, qualname)
     if entry is not None and entry.fake_impl.kernel is not None:
         yield "fake", entry.fake_impl.kernel.func
 

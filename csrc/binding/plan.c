@@ -197,12 +197,9 @@ plan_run_inference(PlanObject *self, PyObject *const *args)
     if (grad < 0) {
         return NULL;
     }
-    PyObject *list = PyList_New(self->n_inputs); /* owned */
+    PyObject *list = plan_graph_args(self, args); /* owned */
     if (list == NULL) {
         return NULL;
-    }
-    for (Py_ssize_t i = 0; i < self->n_inputs; i++) {
-        PyList_SET_ITEM(list, i, Py_NewRef(args[i]));
     }
     if (!grad) {
         return plan_call_graph(self, &self->forward, list);

@@ -2,7 +2,7 @@
  * plan_record.c (from the record to C fields), plan_mutation.c (arguments that
  * change), plan_alias.c (outputs that are views), plan_autograd.c (forward and
  * backward of the autograd function), plan_align.c (arguments that must be aligned),
- * plan_split.c (several plans, one call).
+ * plan_subclass.c (arguments that are DTensors), plan_split.c (several plans, one call).
  *
  * The specification is torch/_functorch/_aot_autograd/runtime_wrappers.py.
  */
@@ -66,6 +66,9 @@
     X(maybe_clear_saved_tensors)          \
     X(non_differentiable)                 \
     X(symints)                            \
+    X(opaque_objects)                     \
+    X(_local_tensor)                      \
+    X(device_mesh)                        \
     X(_base)                              \
     X(_is_view)                           \
     X(_view_func)                         \
@@ -129,6 +132,12 @@ typedef struct {
     PyObject *stride; /* owned, tuple of int, or NULL */
 } plan_tangent;
 
+/* A gradient, from what the backward graph returns. */
+typedef struct {
+    Py_ssize_t index; /* of the gradient, or of its local tensor, before its mesh */
+    PyObject *wrap;   /* owned, makes a DTensor of both, or NULL */
+} plan_gradient;
+
 typedef struct {
     Py_ssize_t index; /* among all saved tensors */
     PyObject *dims;   /* owned, set */
@@ -170,6 +179,8 @@ typedef struct {
     Py_ssize_t n_returns; /* mutated + outputs + bases */
     Py_ssize_t n_bump;
     Py_ssize_t *bump; /* owned, inputs whose version is incremented */
+    char *unwrap;     /* owned, one flag per input: it is a DTensor, or NULL */
+    Py_ssize_t n_unwrap;
     char joint;
     char disable_autocast;
     char has_alias;
@@ -182,7 +193,10 @@ typedef struct {
     Py_ssize_t n_non_diff;
     Py_ssize_t *non_diff;   /* owned, positions among the returns */
     Py_ssize_t n_unchecked; /* saved tensors without version check */
+    Py_ssize_t n_opaque;    /* saved objects that are no tensors */
     Py_ssize_t n_symints;
+    Py_ssize_t n_gradients;   /* 0: as the graph returns them */
+    plan_gradient *gradients; /* owned */
     Py_ssize_t n_dynamic;
     plan_dynamic *dynamic; /* owned */
     Py_ssize_t n_tangents;
@@ -259,6 +273,14 @@ int plan_align(PlanObject *self, const plan_graph *graph, PyObject *args,
    be NULL). Returns *result*, or NULL when the copy fails. */
 PyObject *plan_copy_back(PlanObject *self, PyObject *old, PyObject *fresh,
                          PyObject *result);
+
+/* plan_subclass.c. */
+/* The arguments of the forward graph, a new list: of each DTensor its local tensor
+   and its mesh. Borrows *args*, one for each input. Returns NULL on error. */
+PyObject *plan_graph_args(PlanObject *self, PyObject *const *args);
+/* The gradients of the inputs from *outs*, what the backward graph returned. Steals.
+   Returns a new tuple or NULL. */
+PyObject *plan_wrap_gradients(PlanObject *self, PyObject *outs);
 
 /* plan_alias.c. */
 /* Wraps *tensor* in the alias marker. Steals. Returns a new reference or NULL. */

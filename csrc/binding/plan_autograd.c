@@ -90,13 +90,16 @@ plan_save(PlanObject *self, PyObject *ctx, PyObject *const *items, Py_ssize_t n)
     PyObject *checked = NULL;   /* owned, tuple */
     PyObject *unchecked = NULL; /* owned, list or NULL */
     PyObject *symints = NULL;   /* owned, list or NULL */
+    PyObject *opaque = NULL;    /* owned, list or NULL */
     int status = -1;
     Py_ssize_t ints_start = n - self->n_symints;
-    Py_ssize_t unchecked_start = ints_start - self->n_unchecked;
+    Py_ssize_t opaque_start = ints_start - self->n_opaque;
+    Py_ssize_t unchecked_start = opaque_start - self->n_unchecked;
     Py_ssize_t n_checked = unchecked_start - self->n_returns;
     if (n_checked < 0) {
-        PyErr_Format(PyExc_AssertionError, "expected at least %zd outputs, got %zd",
-                     self->n_returns + self->n_unchecked + self->n_symints, n);
+        PyErr_Format(
+            PyExc_AssertionError, "expected at least %zd outputs, got %zd",
+            self->n_returns + self->n_unchecked + self->n_opaque + self->n_symints, n);
         return -1;
     }
     checked = plan_saved_tensors(self, items + self->n_returns, n_checked, 1,
@@ -135,6 +138,18 @@ plan_save(PlanObject *self, PyObject *ctx, PyObject *const *items, Py_ssize_t n)
         PyObject_SetAttr(ctx, self->name[NAME__tensors_no_vc_check], unchecked) < 0) {
         goto done;
     }
+    if (self->n_opaque > 0) {
+        opaque = PyList_New(self->n_opaque);
+        if (opaque == NULL) {
+            goto done;
+        }
+        for (Py_ssize_t i = 0; i < self->n_opaque; i++) {
+            PyList_SET_ITEM(opaque, i, Py_NewRef(items[opaque_start + i]));
+        }
+        if (PyObject_SetAttr(ctx, self->name[NAME_opaque_objects], opaque) < 0) {
+            goto done;
+        }
+    }
     if (self->n_symints > 0) {
         symints = PyList_New(self->n_symints);
         if (symints == NULL) {
@@ -158,6 +173,7 @@ done:
     Py_XDECREF(checked);
     Py_XDECREF(unchecked);
     Py_XDECREF(symints);
+    Py_XDECREF(opaque);
     return status;
 }
 
@@ -249,19 +265,17 @@ Plan_forward_autograd(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
     PlanObject *self = PLAN_CAST(op);
     PyObject *outs = NULL;    /* owned */
     PyObject *returns = NULL; /* owned */
-    if (nargs < 1 || !self->joint) {
+    if (!self->joint || nargs != 1 + self->n_inputs) {
         PyErr_SetString(PyExc_TypeError,
                         "forward_autograd takes (ctx, *args) of a "
                         "training plan");
         return NULL;
     }
-    PyObject *ctx = args[0];                /* borrowed */
-    PyObject *list = PyList_New(nargs - 1); /* owned, stolen by plan_call_graph */
+    PyObject *ctx = args[0]; /* borrowed */
+    /* owned, stolen by plan_call_graph */
+    PyObject *list = plan_graph_args(self, args + 1);
     if (list == NULL) {
         return NULL;
-    }
-    for (Py_ssize_t i = 1; i < nargs; i++) {
-        PyList_SET_ITEM(list, i - 1, Py_NewRef(args[i]));
     }
     outs = plan_call_graph(self, &self->forward, list);
     if (outs == NULL) {
@@ -474,6 +488,8 @@ plan_backward_args(PlanObject *self, PyObject *ctx, PyObject *grads)
     if (plan_extend_from(list, ctx, self->name[NAME_saved_tensors]) < 0 ||
         (self->n_unchecked > 0 &&
          plan_extend_from(list, ctx, self->name[NAME__tensors_no_vc_check]) < 0) ||
+        (self->n_opaque > 0 &&
+         plan_extend_from(list, ctx, self->name[NAME_opaque_objects]) < 0) ||
         plan_check_backward(self, PyList_GET_SIZE(grads)) < 0) {
         goto error;
     }
@@ -542,12 +558,15 @@ plan_run_backward(PlanObject *self, PyObject *ctx, PyObject *args)
         }
     }
     outs = plan_call_graph(self, &self->backward, args);
-    if (outs == NULL || PyTuple_Check(outs)) {
+    if (outs != NULL && !PyTuple_Check(outs)) {
+        PyObject *tuple = PyList_AsTuple(outs);
+        Py_DECREF(outs);
+        outs = tuple;
+    }
+    if (outs == NULL || self->n_gradients == 0) {
         return outs;
     }
-    PyObject *tuple = PyList_AsTuple(outs);
-    Py_DECREF(outs);
-    return tuple;
+    return plan_wrap_gradients(self, outs);
 }
 
 /* A callable that runs the backward graph once. Borrows. */

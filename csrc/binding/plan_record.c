@@ -368,25 +368,64 @@ plan_parse_dynamic(PlanObject *self, PyObject *record)
     return 0;
 }
 
+/* One flag for each input whose index is listed under *key*, NULL when none is. */
 static int
-plan_parse_training(PlanObject *self, PyObject *record)
+plan_parse_flags(PlanObject *self, PyObject *record, const char *key, char **flags,
+                 Py_ssize_t *count)
 {
     Py_ssize_t *indices = NULL; /* owned */
-    Py_ssize_t n = 0;
-    int status = plan_parse_indices(record, "detach", self->n_inputs, &indices, &n);
-    if (status == 0 && n > 0) {
-        self->detach = plan_alloc(self->n_inputs, sizeof(*self->detach));
-        status = self->detach == NULL ? -1 : 0;
-        for (Py_ssize_t i = 0; status == 0 && i < n; i++) {
-            self->detach[indices[i]] = 1;
+    int status = plan_parse_indices(record, key, self->n_inputs, &indices, count);
+    if (status == 0 && *count > 0) {
+        *flags = plan_alloc(self->n_inputs, sizeof(**flags));
+        status = *flags == NULL ? -1 : 0;
+        for (Py_ssize_t i = 0; status == 0 && i < *count; i++) {
+            (*flags)[indices[i]] = 1;
         }
     }
     PyMem_Free(indices);
-    if (status < 0 ||
+    return status;
+}
+
+static int
+plan_parse_gradients(PlanObject *self, PyObject *record)
+{
+    static const char key[] = "gradients";
+    PyObject *tuple = plan_get_tuple(record, key); /* borrowed */
+    if (tuple == NULL) {
+        return -1;
+    }
+    Py_ssize_t n = PyTuple_GET_SIZE(tuple);
+    self->gradients = plan_alloc(n, sizeof(*self->gradients));
+    if (self->gradients == NULL) {
+        return -1;
+    }
+    self->n_gradients = n;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *item = PyTuple_GET_ITEM(tuple, i); /* borrowed */
+        if (!PyTuple_Check(item) || PyTuple_GET_SIZE(item) != 2) {
+            return plan_bad(key, "expected pairs (index, how it is wrapped)");
+        }
+        if (plan_index(item, 0, PY_SSIZE_T_MAX, key, &self->gradients[i].index) < 0) {
+            return -1;
+        }
+        if (PyTuple_GET_ITEM(item, 1) != Py_None) {
+            self->gradients[i].wrap = Py_NewRef(PyTuple_GET_ITEM(item, 1));
+        }
+    }
+    return 0;
+}
+
+static int
+plan_parse_training(PlanObject *self, PyObject *record)
+{
+    Py_ssize_t n = 0;
+    if (plan_parse_flags(self, record, "detach", &self->detach, &n) < 0 ||
         plan_parse_indices(record, "non_differentiable",
                            self->n_mutated + self->n_outputs, &self->non_diff,
                            &self->n_non_diff) < 0 ||
         plan_get_count(record, "saved_unchecked", &self->n_unchecked) < 0 ||
+        plan_get_count(record, "saved_opaque", &self->n_opaque) < 0 ||
+        plan_parse_gradients(self, record) < 0 ||
         plan_get_count(record, "saved_symints", &self->n_symints) < 0 ||
         plan_parse_dynamic(self, record) < 0 || plan_parse_tangents(self, record) < 0 ||
         plan_get_flag(record, "inputs_require_grad", &self->inputs_require_grad) < 0 ||
@@ -429,8 +468,9 @@ plan_parse(PlanObject *self, PyObject *record)
     if (plan_get_count(record, "inputs", &self->n_inputs) < 0 ||
         plan_get_count(record, "bases", &self->n_bases) < 0 ||
         plan_get_flag(record, "disable_autocast", &self->disable_autocast) < 0 ||
-        plan_parse_checked(record, "forward_aligned", self->n_inputs, &self->forward) <
-            0 ||
+        plan_parse_flags(self, record, "unwrap", &self->unwrap, &self->n_unwrap) < 0 ||
+        plan_parse_checked(record, "forward_aligned", self->n_inputs + self->n_unwrap,
+                           &self->forward) < 0 ||
         plan_parse_mutated(self, record) < 0 || plan_parse_outputs(self, record) < 0 ||
         plan_parse_indices(record, "version_bumps", self->n_inputs, &self->bump,
                            &self->n_bump) < 0) {
@@ -458,6 +498,9 @@ plan_parse_clear(PlanObject *self)
         Py_CLEAR(self->tangents[i].size);
         Py_CLEAR(self->tangents[i].stride);
     }
+    for (Py_ssize_t i = 0; self->gradients != NULL && i < self->n_gradients; i++) {
+        Py_CLEAR(self->gradients[i].wrap);
+    }
     for (Py_ssize_t i = 0; self->dynamic != NULL && i < self->n_dynamic; i++) {
         Py_CLEAR(self->dynamic[i].dims);
     }
@@ -471,6 +514,8 @@ plan_parse_clear(PlanObject *self)
     PyMem_Free(self->tangents);
     PyMem_Free(self->dynamic);
     PyMem_Free(self->bump);
+    PyMem_Free(self->unwrap);
+    PyMem_Free(self->gradients);
     PyMem_Free(self->detach);
     PyMem_Free(self->non_diff);
     self->mutated = NULL;
@@ -478,6 +523,8 @@ plan_parse_clear(PlanObject *self)
     self->tangents = NULL;
     self->dynamic = NULL;
     self->bump = NULL;
+    self->unwrap = NULL;
+    self->gradients = NULL;
     self->detach = NULL;
     self->non_diff = NULL;
 }
@@ -493,6 +540,9 @@ plan_parse_traverse(PlanObject *self, visitproc visit, void *arg)
         Py_VISIT(self->tangents[i].format);
         Py_VISIT(self->tangents[i].size);
         Py_VISIT(self->tangents[i].stride);
+    }
+    for (Py_ssize_t i = 0; self->gradients != NULL && i < self->n_gradients; i++) {
+        Py_VISIT(self->gradients[i].wrap);
     }
     for (Py_ssize_t i = 0; self->dynamic != NULL && i < self->n_dynamic; i++) {
         Py_VISIT(self->dynamic[i].dims);

@@ -112,13 +112,13 @@ def _walk(module: types.ModuleType) -> Iterator[tuple[int, tuple[types.CodeType,
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, types.CodeType):
+        if type(value) is types.CodeType:
             yield id(value), (value, steps)
         queue.extend((inner, (*steps, step)) for step, inner in _inside(value, module.__name__))
 
 
 def _inside(value: Any, module: str) -> Iterator[tuple[tuple[str, Any], Any]]:
-    kind = type(value)
+    kind = type(value)  # isinstance would ask the value for its __class__
     if kind is types.CodeType:
         for i, constant in enumerate(value.co_consts):
             if isinstance(constant, types.CodeType):
@@ -142,7 +142,7 @@ def _inside(value: Any, module: str) -> Iterator[tuple[tuple[str, Any], Any]]:
         yield ("f", "func"), value.func
     elif kind is functools._lru_cache_wrapper:
         yield ("f", "__wrapped__"), value.__wrapped__
-    elif isinstance(value, type):
+    elif issubclass(kind, type):
         if value.__module__ == module:
             # Bases too: one with the same name (a named tuple) is hidden by the class.
             names: set[str] = set()
@@ -152,9 +152,9 @@ def _inside(value: Any, module: str) -> Iterator[tuple[tuple[str, Any], Any]]:
                         if name not in names:
                             names.add(name)
                             yield ("a", name), inner
-    elif isinstance(value, property):
+    elif issubclass(kind, property):
         yield ("f", "fget"), value.fget
-    elif callable(value) and not isinstance(value, types.ModuleType):
+    elif callable(value) and not issubclass(kind, types.ModuleType):
         # An instance that wraps a function, made by a decorator.
         inner = getattr(type(value), "__dict__", {}).get("__dict__") and vars(value).get(
             "__wrapped__"

@@ -15,11 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 from precomp import backends
-from precomp.freeze import devices
+from precomp.freeze import devices, process_groups
 from precomp.freeze.guards import GuardRecorder
 from precomp.freeze.plan_recorder import PlanRecorder
 from precomp.freeze.store import Unsupported
 from precomp.freeze.traced import RESUME, Calls, Traced, calls_users
+from precomp.process_groups import Layout, layout
 from precomp.torch_api import capture as capture_api
 from precomp.torch_api import objects
 
@@ -45,6 +46,7 @@ class Converted:
     backend: dict[str, Any]
     traced: Traced
     problems: list[str]
+    ranks: Layout | None  # where the rank was, if that matters
 
 
 @dataclasses.dataclass
@@ -102,9 +104,14 @@ class FrameRecorder:
         if self._traced:
             self._traced[-1].numbers.append(reason)
 
+    def _note_ranks(self) -> None:
+        if self._traced:
+            self._traced[-1].ranks = True
+
     def _note_graph(self, graph: Any) -> None:
         if self._traced:
             uses = devices.uses_of_graph(graph)
+            self._traced[-1].ranks |= process_groups.in_graph(graph)
             self._traced[-1].current |= uses.current
             self._traced[-1].numbers += uses.numbers
 
@@ -140,6 +147,7 @@ class FrameRecorder:
         patch(api.InliningInstructionTranslator, "__init__", inline_init)
         self._watch_calls(patch)
         devices.watch(patch, self._note_number, self._note_graph)
+        process_groups.watch(patch, self._note_ranks)
 
         create = api.CleanupHook.create
 
@@ -244,6 +252,7 @@ class FrameRecorder:
             self.guards.prove(guarded.guard_manager, frame.f_locals, frame.f_globals)
         except Unsupported as refusal:
             problems.append(str(refusal))
+        ranks = traced.ranks or self.guards.groups(guarded.guard_manager) is not None
         self.converted.append(
             Converted(
                 frame.f_code,
@@ -253,6 +262,7 @@ class FrameRecorder:
                 backend_record(wrapper),
                 traced,
                 problems,
+                layout() if ranks else None,
             )
         )
 

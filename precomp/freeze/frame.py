@@ -13,7 +13,7 @@ from typing import Any
 
 from precomp import _core
 from precomp.data import dumps
-from precomp.freeze import helpers, inlined
+from precomp.freeze import helpers, inlined, process_groups
 from precomp.freeze.compiler_names import (
     aliased_names,
     code_names,
@@ -29,6 +29,7 @@ from precomp.freeze.plan import freeze_plan
 from precomp.freeze.plan_source import GraphSource
 from precomp.freeze.store import Store, Unsupported
 from precomp.freeze.values import encode, encode_code
+from precomp.process_groups import Layout
 from precomp.sources import qualname
 
 
@@ -211,10 +212,25 @@ class FrameFreezer:
             "globals": self._globals(scope, names),
             "tape": tape,
             **inlined.rows(frame.original, frame.traced, tape),
+            "ranks": self._ranks(frame),
             "bind": {key: tuple(row[1:] for row in rows) for key, rows in bind.items()},
         }
         self._take_helpers(frame, record)
         return self.numbering.settle(frame, record)
+
+    def _ranks(self, frame: Converted) -> Layout | None:
+        """Where the rank was, if that is compiled in, with the groups that matter."""
+        named = self.recorder.guards.groups(frame.guard_manager) or set()
+        graphs = (
+            graph
+            for name in code_names(frame.transformed)
+            for entry in [self.recorder.installed.get((id(frame.f_globals), name))]
+            if entry is not None and entry.kind == "plan"
+            for plan in entry.value.plans
+            for graph in (plan.fw, plan.bw)
+        )
+        sources = (getattr(graph, "source_code", None) or "" for graph in graphs)
+        return process_groups.needed(frame.ranks, named, sources)
 
     def _bound_globals(
         self, frame: Converted, names: set[str], rename: dict[str, str]

@@ -225,6 +225,8 @@ class Tree:
         self.stable: dict[str, str] = {}  # texts that depend on hashing -> without that
         self.tls: tuple[int, int] | None = None
         self.device: Encoded = ("k", None)
+        self.ranks = False  # it guards an object that tells where the rank is
+        self.groups: set[str] = set()  # the names of the process groups among these
 
     def add(self, wrapper: Any) -> int:
         number = len(self.wrappers)

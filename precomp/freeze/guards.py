@@ -50,6 +50,7 @@ from precomp.freeze.guard_tree import (
     Tree,
     probe_immutable,
 )
+from precomp.freeze.process_groups import names_of_groups, tells
 from precomp.freeze.store import Disproved, Unsupported
 from precomp.freeze.values import encode
 
@@ -171,6 +172,9 @@ class GuardRecorder:
         node = tree.add(made)
         self._trees[id(made)] = tree
         example, source = given["example_value"], given["source"]
+        if tells(type(example).__module__):
+            tree.ranks = True
+            tree.groups |= names_of_groups(example)
         if parent in tree.constant:
             fixed = ".__defaults__" in source or ".__kwdefaults__" in source
             tree.constant[node] = DEFAULTS if fixed else tree.constant[parent]
@@ -318,6 +322,12 @@ class GuardRecorder:
         """What was recorded of the tree of *guard_manager*, as it is on no tape yet."""
         tree = self._trees.get(id(guard_manager.root))
         return () if tree is None else (*tree.ops, ("device", tree.device))
+
+    def groups(self, guard_manager: Any) -> set[str] | None:
+        """The names of the process groups that are guarded; None when no object is that tells where
+        the rank is: a group, a mesh, a DTensor."""
+        tree = self._trees.get(id(guard_manager.root))
+        return tree.groups if tree is not None and tree.ranks else None
 
     def bound_ids(self, guard_manager: Any) -> set[int]:
         """Ids of objects that the tape binds at its first accepted call. None of them may be a

@@ -15,6 +15,8 @@ The record (all values plain data, see docs/internals.md section 2):
     constant)`` per output.
 ``inputs``
     Number of arguments.
+``unwrap``
+    Arguments that are DTensors: the graph takes their local tensor and their mesh instead.
 ``disable_autocast``
     Graphs were compiled under autocast and run with autocast disabled.
 ``forward_aligned``
@@ -43,9 +45,13 @@ Training only:
     Arguments that never need gradients and are detached before the autograd function.
 ``non_differentiable``
     Positions, among the write-backs and outputs, of those that do not require grad.
-``saved_unchecked``, ``saved_symints``
+``saved_unchecked``, ``saved_opaque``, ``saved_symints``
     The forward graph returns write-backs, outputs, bases, saved tensors, then this many saved
-    tensors without version check, then this many SymInts.
+    tensors without version check, this many objects that are no tensors, this many SymInts.
+``gradients``
+    One ``(index, None | (encoded metadata, sizes, strides))`` per argument: its gradient among what
+    the backward graph returns; with metadata the local tensor of a DTensor, before its mesh. Empty
+    when no argument is a DTensor.
 ``dynamic_saved``
     ``(index, dims)``: dynamic dimensions noted on saved tensors.
 ``tangents``
@@ -84,6 +90,8 @@ import torch
 from precomp import torch_api
 from precomp.freeze.plan_source import GraphSource, PassGraph, PlanSource
 from precomp.freeze.store import Unsupported
+from precomp.freeze.values import Unencodable, encode
+from precomp.sources import class_text
 from precomp.torch_api import objects
 
 _DIFFERENTIABLE = ("non_alias", "unsafe_view_alias", "custom_function_view")
@@ -150,10 +158,7 @@ def plan_reasons(plan: PlanSource, backend: str) -> list[str]:
     """Why *plan* cannot be frozen."""
     md = plan.metadata
     reasons = list(plan.reasons)
-    metas = (*md.subclass_inp_meta, *md.subclass_fw_graph_out_meta, *md.subclass_tangent_meta)
-    subclasses = sorted(set(map(_subclass, metas)) - {""})
-    if plan.subclass or subclasses:
-        reasons.append(f"tensor subclass inputs or outputs ({', '.join(subclasses) or 'unknown'})")
+    reasons += _subclass_reasons(plan)
     tables = torch_api.tables()
     for fields, values in (
         (tables.METADATA_REFUSED, [md]),
@@ -169,11 +174,58 @@ def plan_reasons(plan: PlanSource, backend: str) -> list[str]:
     return reasons
 
 
-def _subclass(meta: Any) -> str:
-    """The name of the tensor subclass that *meta* describes; empty for a plain tensor."""
+def _subclass_reasons(plan: PlanSource) -> list[str]:
+    """Of tensor subclasses only DTensor is known, and only as an argument."""
+    md = plan.metadata
+    reasons = []
+    metas = [*md.subclass_inp_meta, *(plan.gradients or ())]
+    refused = [meta for meta in metas if not _is_dtensor(meta)]
+    refused += [*md.subclass_fw_graph_out_meta, *md.subclass_tangent_meta]
+    names = sorted({cls.__qualname__ for cls in map(_subclass, refused) if cls is not None})
+    if names or (plan.subclass and not _dtensors(md)):
+        reasons.append(f"tensor subclass inputs or outputs ({', '.join(names) or 'unknown'})")
+    if any(
+        md.input_info[i].mutates_data or md.input_info[i].mutates_metadata for i in _dtensors(md)
+    ):
+        reasons.append("DTensor inputs that are mutated")
+    return reasons
+
+
+def _is_dtensor(meta: Any) -> bool:
+    """Whether *meta* is of a DTensor of fixed sizes."""
+    cls = _subclass(meta)
+    return (
+        cls is not None
+        and class_text(cls) == objects.DTENSOR
+        and tuple(meta.attrs) == objects.DTENSOR_PARTS
+        and all(type(size) is int for size in (*meta.outer_size, *meta.outer_stride))
+    )
+
+
+def _dtensors(md: Any) -> tuple[int, ...]:
+    return tuple(i for i, meta in enumerate(md.subclass_inp_meta) if _is_dtensor(meta))
+
+
+def _gradients(plan: PlanSource) -> tuple[Any, ...]:
+    """The key ``gradients``."""
+    found, index = [], 0
+    for meta in plan.gradients or ():
+        wrap = None
+        if _is_dtensor(meta):
+            try:
+                wrap = encode(meta.meta), tuple(meta.outer_size), tuple(meta.outer_stride)
+            except Unencodable as error:
+                raise Unsupported(f"gradients that are DTensors: {error}") from None
+        found.append((index, wrap))
+        index += 1 if wrap is None else len(objects.DTENSOR_PARTS)
+    return tuple(found)
+
+
+def _subclass(meta: Any) -> type | None:
+    """The tensor subclass that *meta* describes; None for a plain tensor."""
     if not isinstance(meta, torch_api.capture().SubclassCreationMeta):
-        return ""
-    return str((meta.original_subclass_type or type(meta.original_subclass)).__qualname__)
+        return None
+    return meta.original_subclass_type or type(meta.original_subclass)
 
 
 def _is_set(value: Any) -> bool:
@@ -189,6 +241,7 @@ def plan_record(plan: PlanSource) -> dict[str, Any]:
     record: dict[str, Any] = {
         "kind": plan.kind,
         "inputs": len(md.input_info),
+        "unwrap": _dtensors(md),
         "disable_autocast": plan.disable_autocast,
         "forward_aligned": _aligned(plan.fw),
         "version_bumps": tuple(bumped),
@@ -255,6 +308,8 @@ def _training(plan: PlanSource) -> dict[str, Any]:
             if k < n_mutated + n_outputs and not info.requires_grad
         ),
         "saved_unchecked": int(md.num_tensors_saved_with_no_vc_check or 0),
+        "saved_opaque": int(md.num_opaque_objects_saved_for_bw or 0),
+        "gradients": _gradients(plan),
         "saved_symints": int(md.num_symints_saved_for_bw or 0),
         "dynamic_saved": tuple(
             (index, tuple(sorted(dims))) for index, dims in md.dynamic_saved_tensors_idxs.items()

@@ -113,6 +113,8 @@ class PlanRecorder:
             plan.disable_autocast = bool(spec.disable_amp)
             plan.detach = tuple(spec.indices_of_inps_to_detach)
             plan.subclass = spec.maybe_subclass_meta is not None
+            if plan.subclass:
+                plan.gradients = spec.maybe_subclass_meta.grad_input_metas
             plan.backward_state = bool(spec.backward_state_indices)
             if api.should_disable_saved_tensors_hooks():
                 plan.reasons.append("saved tensor hooks that were compiled into the graph")

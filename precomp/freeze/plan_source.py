@@ -29,6 +29,7 @@ class PlanSource:
         self.disable_autocast = False
         self.detach: tuple[int, ...] = ()
         self.subclass = False
+        self.gradients: Any = None  # what each gradient is, if arguments are tensor subclasses
         self.backward_state = False
         self.fw: Any = None
         self.bw: Any = None

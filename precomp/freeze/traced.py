@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from precomp.freeze import process_groups
 from precomp.freeze.values import is_library
 from precomp.torch_api import modules
 
@@ -49,6 +50,7 @@ class Traced:
         self.problems: list[str] = []
         self.numbers: list[str] = []  # uses of the numbers of GPUs (precomp.freeze.devices)
         self.current = False  # its graph asks for the current GPU
+        self.ranks = False  # it asks where the rank is (precomp.process_groups)
 
     def all_code(self) -> Iterator[types.CodeType]:
         """All code besides that of the frame itself."""
@@ -61,8 +63,9 @@ class Traced:
         code = translator.f_code
         if not isinstance(function, types.FunctionType) or function.__code__ is not code:
             function = None
+        module = translator.f_globals.get("__name__")
+        self.ranks |= process_groups.tells(module)
         if function is not None or id(code) not in self.inlined:
-            module = translator.f_globals.get("__name__")
             self.inlined[id(code)] = (code, module, function)
 
 
@@ -75,7 +78,7 @@ class Calls:
     """While entered: notes the code of users that runs on this thread in *traced*."""
 
     def __init__(self, traced: Traced) -> None:
-        self._called = traced.called
+        self._traced = traced
         self._before: Any = None
         self._apart = 0
 
@@ -91,10 +94,11 @@ class Calls:
             code = frame.f_code
             if (code.co_filename, code.co_name) in _APART:
                 self._apart += 1 if event == "call" else -1
-            elif event == "call" and not self._apart and id(code) not in self._called:
+            elif event == "call" and not self._apart and id(code) not in self._traced.called:
                 module = frame.f_globals.get("__name__")
+                self._traced.ranks |= process_groups.tells(module)
                 if _is_function_of_users(code, module):
-                    self._called[id(code)] = (code, module)
+                    self._traced.called[id(code)] = (code, module)
         if self._before is not None:
             self._before(frame, event, argument)
 

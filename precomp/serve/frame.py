@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from precomp import _core, torch_api
+from precomp import _core, process_groups, torch_api
 from precomp.errors import CompileViolation
 from precomp.serve import devices, guards, live, source, standin
 from precomp.serve.devices import Placed
@@ -201,6 +201,7 @@ class Runtime:
         own, here = record["module"], str(f_globals.get("__name__"))
         moved = own != here
         source.check(record, here)
+        process_groups.check(record["ranks"])
         tape = relocate(record["tape"], own, here) if moved else record["tape"]
         twins = standin.twins()
         binding = None

@@ -97,6 +97,10 @@ def resolve(record: dict[str, Any]) -> dict[str, Any]:
             (position, getattr(torch, form) if isinstance(form, str) else form)
             for position, form in record["tangents"]
         )
+        resolved["gradients"] = tuple(
+            (index, wrap and objects.dtensor_maker(_core.decode(wrap[0]), *wrap[1:]))
+            for index, wrap in record["gradients"]
+        )
     return resolved
 
 

@@ -222,6 +222,7 @@ CAPTURE: dict[str, str] = {
     ),
     "ConstantVariable": "torch._dynamo.variables.constant:ConstantVariable",
     "TensorVariable": "torch._dynamo.variables.tensor:TensorVariable",
+    "TorchInGraphFunctionVariable": "torch._dynamo.variables.torch:TorchInGraphFunctionVariable",
     "UserDefinedClassVariable": "torch._dynamo.variables.user_defined:UserDefinedClassVariable",
     "CachingAutotuner": "torch._inductor.runtime.triton_heuristics:CachingAutotuner",
     "GridExpr": "torch._inductor.runtime.triton_heuristics:GridExpr",
@@ -462,7 +463,6 @@ METADATA_REFUSED: dict[str, str] = {
         "functionalized RNG (torch._functorch.config.functionalize_rng_ops)"
     ),
     "num_graphsafe_rng_states": "graph-safe RNG states",
-    "num_opaque_objects_saved_for_bw": "opaque objects saved for backward",
     "mutated_inp_stream_indices": "mutated inputs on user streams",
 }
 
@@ -483,6 +483,7 @@ ATTRIBUTES: dict[str, str] = {
     "_backward_fn": "_library/custom_ops.py",
     "_call_impl": "nn/modules/module.py",
     "_cdata": "storage.py",
+    "_data": "_library/simple_registry.py",
     "_defers_input_alignment": "_inductor/output_code.py",
     "_device_type": "distributed/device_mesh.py",
     "_dynamo_forbidden": "_dynamo/eval_frame.py",
@@ -510,6 +511,7 @@ ATTRIBUTES: dict[str, str] = {
     "_torchdynamo_orig_callable": "_dynamo/eval_frame.py",
     "_torchdynamo_wrapper_id": "_dynamo/eval_frame.py",
     "_wrap_compiled_regions": "_inductor/output_code.py",
+    "_world": "distributed/distributed_c10d.py",
     "_wrapped_call_impl": "nn/modules/module.py",
 }
 

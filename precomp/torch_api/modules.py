@@ -48,6 +48,13 @@ COMPILERS = (
 )
 # Those that the stand-in answers for.
 STANDIN = (DYNAMO, INDUCTOR)
+# Modules of torch whose functions and objects tell where a rank is.
+RANKS = (
+    "torch.distributed.distributed_c10d",
+    "torch.distributed.device_mesh",
+    "torch.distributed.tensor",
+    "torch.distributed._functional_collectives",
+)
 # What torch scripts by itself, when eager forward-mode autograd is first used.
 SCRIPTED = ("torch._decomp.", "torch._refs.")
 

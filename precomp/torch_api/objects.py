@@ -157,6 +157,11 @@ def registered_functions(definition: Any) -> Iterator[tuple[str, Any]]:
     yield "setup_context", definition._setup_context_fn
 
 
+def simple_registration(registry: Any, name: str) -> Any:
+    """What the registry of torch.library has for an operator, None if it has nothing."""
+    return registry._data.get(name)
+
+
 def schema(overload: Any) -> Any:
     """The schema of an OpOverload."""
     return overload._schema
@@ -180,6 +185,14 @@ def packet_name(packet: Any) -> str:
 # ---------------------------------------------------------------- guards
 
 
+def process_groups() -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The name of each process group that this rank belongs to, and its ranks in their order."""
+    world = importlib.import_module("torch.distributed.distributed_c10d")._world
+    for group, name in world.pg_names.items():
+        ranks = world.pg_group_ranks[group]
+        yield str(name), tuple(sorted(ranks, key=ranks.__getitem__))
+
+
 def mesh_meaning(mesh: Any) -> tuple[Any, ...]:
     """What torch compares of a DeviceMesh: ranks, layout, device type, names of dimensions."""
     return (
@@ -189,6 +202,18 @@ def mesh_meaning(mesh: Any) -> tuple[Any, ...]:
         mesh._mesh_dim_names,
         mesh._thread_id,
     )
+
+
+DTENSOR = "torch.distributed.tensor.DTensor"
+# The parts of a DTensor that AOTAutograd gives to graphs in its place, in their order.
+DTENSOR_PARTS = ("_local_tensor", "device_mesh")
+
+
+def dtensor_maker(metadata: Any, size: Any, stride: Any) -> Any:
+    """A function that makes a DTensor of its parts; *metadata* is what its ``__tensor_flatten__``
+    gives beside their names."""
+    make = importlib.import_module("torch.distributed.tensor").DTensor.__tensor_unflatten__
+    return lambda *parts: make(dict(zip(DTENSOR_PARTS, parts, strict=True)), metadata, size, stride)
 
 
 def mark_of(attribute: str) -> str:

@@ -30,8 +30,11 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def batch(step: int, size: int = BATCH) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+def batch(
+    step: int, size: int = BATCH, rank: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rank = dist.get_rank() if rank is None else rank
+    generator = torch.Generator().manual_seed(1000 * step + rank)
     x = torch.rand(size, blocks.FEATURES, generator=generator)
     return x.to(DEVICE), torch.rand(size, generator=generator).to(DEVICE)
 
@@ -42,13 +45,16 @@ def train(
     *,
     sizes: tuple[int, ...] = (BATCH,) * STEPS,
     clip: bool = False,
+    foreach: bool = True,
+    alike: bool = False,
 ) -> dict[str, Any]:
-    """Losses, gradients, parameters and state of the random numbers after a few steps."""
+    """Losses, gradients, parameters and state of the random numbers after a few steps; *alike*:
+    every rank has the batches of the first."""
     run = model if run is None else run
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, foreach=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, foreach=foreach)
     losses, gradients = [], []
     for step, size in enumerate(sizes):
-        x, y = batch(step, size)
+        x, y = batch(step, size, 0 if alike else dist.get_rank())
         loss = nn.functional.mse_loss(run(x).float().squeeze(-1), y)
         optimizer.zero_grad()
         loss.backward()
@@ -259,23 +265,70 @@ def ddp_no_sync() -> dict[str, Any]:
     return train(ddp, run)
 
 
-# -- refused at capture
-
-
-@case
-def tensor_parallel() -> dict[str, Any]:
+def split(net: blocks.Net, over: Any, **options: Any) -> blocks.Net:
+    """Tensor parallel: the bottom of *net* by columns, then by rows."""
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         RowwiseParallel,
         parallelize_module,
     )
 
-    net = model(width=14)
-    plan = {"layers.0": ColwiseParallel(), "layers.1": RowwiseParallel()}
-    parallelize_module(net.bottom, mesh(), plan)
-    out = torch.compile(net)(batch(0)[0])
-    out.sum().backward()
-    return {"out": out}
+    plan = {"layers.0": ColwiseParallel(), "layers.1": RowwiseParallel(**options)}
+    parallelize_module(net.bottom, over, plan)
+    return net
+
+
+@case
+def tensor_parallel() -> dict[str, Any]:
+    net = split(model(width=16), mesh())
+    found = train(net, torch.compile(net), foreach=False, alike=True)
+    with torch.no_grad():
+        return {"out": torch.compile(net)(batch(9, rank=0)[0]), **found}
+
+
+@case
+def tensor_parallel_blocks() -> dict[str, Any]:
+    """Sharded by rows of the batch between the layers; each block is compiled."""
+    from torch.distributed.tensor import Shard
+
+    net = split(model(width=16), mesh(), output_layouts=Shard(0))
+    net.bottom.compile()
+    net.top.compile()
+    sizes = (BATCH, BATCH, BATCH)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        rows = net.bottom(x)
+        return net.top(rows.repeat(dist.get_world_size(), 1))
+
+    return train(net, run, sizes=sizes, foreach=False, alike=True)
+
+
+@case
+def fsdp_tensor_parallel() -> dict[str, Any]:
+    """Tensor parallel over pairs of ranks, FSDP2 over the pairs."""
+    both = mesh(dist.get_world_size() // 2, 2)
+    net = split(model(width=16), both["shard"])
+    for block in net.children():
+        fully_shard(block, mesh=both["replicate"])
+    return train(net, torch.compile(net), foreach=False, alike=True)
+
+
+@case
+def asks_for_its_rank() -> dict[str, Any]:
+    @torch.compile
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return x * dist.get_world_size() + dist.get_rank()
+
+    return {"out": run(batch(0, rank=0)[0])}
+
+
+# -- refused at capture
+
+
+@case
+def tensor_parallel_output() -> dict[str, Any]:
+    net = split(model(width=16), mesh(), use_local_output=False)
+    return {"out": torch.compile(net.bottom)(batch(0)[0]).to_local()}
 
 
 @case

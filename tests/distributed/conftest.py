@@ -53,4 +53,4 @@ def capture_and_serve(tmp_path_factory, inductor_cache) -> Callable[..., Runs]:
 @pytest.fixture(scope="session")
 def few(capture_and_serve) -> Runs:
     """A few cases of each kind; sweep.py has all of them."""
-    return capture_and_serve("fsdp_compiled_model", "fsdp_blocks_before", "ddp_buckets")
+    return capture_and_serve(*ranks.FEW, *ranks.TENSOR_PARALLEL)

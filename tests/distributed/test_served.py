@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 from processes import differences
+from ranks import FEW, TENSOR_PARALLEL
 
 from precomp import Artifact
 
-FEW = ("fsdp_compiled_model", "fsdp_blocks_before", "ddp_buckets")
+ALL = (*FEW, *TENSOR_PARALLEL)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", ALL)
 def test_every_rank_is_bit_identical_to_its_compiled_run(few, name):
     for captured, served in zip(few.captured, few.served, strict=True):
         assert captured["errors"] == served["errors"] == {}
@@ -31,7 +32,7 @@ def test_ranks_store_one_artifact(few, name):
     assert {part.digest for part in parts} == {whole.digest}
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", ALL)
 def test_merge_gives_what_finalize_in_the_group_gave(few, name, tmp_path):
     parts = [few.directory / f"{name}.{rank}.precomp" for rank in range(2)]
     merged = Artifact.merge(parts, tmp_path / "merged.precomp")

@@ -1,4 +1,5 @@
-"""One rank: runs cases eager, compiled, captured or served; prints one JSON line.
+"""One rank: runs cases eager, compiled, captured or served; prints one JSON line, which is in the
+file facts.RANK.json of the working directory, too.
 
     worker.py eager|compiled NAME...
     worker.py capture DIR NAME...     all ranks write DIR/NAME.precomp, each DIR/NAME.RANK.precomp
@@ -70,7 +71,9 @@ def main() -> int:
     facts["compiler"] = [m for m in COMPILER if m in sys.modules]
     facts["spawns"] = SPAWNS
     torch.distributed.destroy_process_group()
-    print(json.dumps(facts))
+    line = json.dumps(facts)
+    Path(f"facts.{rank}.json").write_text(line)
+    print(line)
     return 0
 
 

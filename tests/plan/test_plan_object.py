@@ -23,6 +23,7 @@ def record(kind: str, inputs: int, /, *, count: int = 1, **changes: Any) -> dict
         "fw": "f" * 64,
         "bw": "b" * 64 if kind == "training" else None,
         "inputs": inputs,
+        "unwrap": (),
         "disable_autocast": False,
         "forward_aligned": (),
         "version_bumps": (),
@@ -36,7 +37,9 @@ def record(kind: str, inputs: int, /, *, count: int = 1, **changes: Any) -> dict
             detach=(),
             non_differentiable=(),
             saved_unchecked=0,
+            saved_opaque=0,
             saved_symints=0,
+            gradients=(),
             dynamic_saved=(),
             tangents=tuple((i, "contiguous_format") for i in range(count)),
             inputs_require_grad=True,
@@ -91,7 +94,10 @@ class States:
 
 
 @pytest.mark.parametrize(
-    "key", sorted(set(record("training", 1)) - {"fw", "bw", "kind", "outputs", "tangents"})
+    "key",
+    sorted(
+        set(record("training", 1)) - {"fw", "bw", "kind", "outputs", "tangents", "gradients"}
+    ),
 )
 def test_missing_key_is_named(key):
     broken = record("training", 1)
@@ -122,6 +128,10 @@ def test_missing_key_is_named(key):
         ("detach", (-1,)),
         ("non_differentiable", (1,)),
         ("saved_symints", -2),
+        ("saved_opaque", -1),
+        ("unwrap", (1,)),
+        ("gradients", ((-1, None),)),
+        ("gradients", (("0", None),)),
         ("dynamic_saved", ((0,),)),
         ("tangents", ((3, None),)),
         ("tangents", ((0, ((1,), 1)),)),
@@ -499,6 +509,60 @@ def test_dynamic_dimensions_are_noted():
     )
     (out,) = plan(out)
     assert out._dynamo_propagated_dynamic_indices == {0, 1}
+
+
+def test_dtensors_are_taken_apart_and_gradients_put_together(monkeypatch):
+    made = []
+
+    def maker(*form):
+        def make(local, mesh):
+            made.append((*form, mesh))
+            return local
+
+        return make
+
+    monkeypatch.setattr(serve_plan.objects, "dtensor_maker", maker)
+    seen = []
+
+    def forward(args):
+        plain, local, mesh = emptied(args)
+        seen.append(mesh)
+        return (plain * local, plain, local, mesh, 7)
+
+    def backward(args):
+        seven, plain, local, mesh, grad = emptied(args)
+        seen.extend((seven, mesh))
+        return [grad * local, grad * plain, mesh]
+
+    plan = serve_plan.build(
+        record(
+            "training",
+            2,
+            unwrap=(1,),
+            saved_opaque=1,
+            saved_symints=1,
+            gradients=((0, None), (1, (("k", "metadata"), (2,), (1,)))),
+            forward_aligned=((1, False),),
+        ),
+        forward,
+        backward,
+    )
+    x, w = torch.full((2,), 3.0, requires_grad=True), torch.full((2,), 5.0, requires_grad=True)
+    w._local_tensor, w.device_mesh = w.detach(), "mesh"
+    (out,) = plan(x, w)
+    out.sum().backward()
+    assert (out.tolist(), x.grad.tolist(), w.grad.tolist()) == ([15.0] * 2, [5.0] * 2, [3.0] * 2)
+    assert seen == ["mesh", 7, "mesh"]
+    assert made == [("metadata", (2,), (1,), "mesh")]
+    with pytest.raises(AttributeError, match="_local_tensor"):
+        plan(x, x)
+    plan = serve_plan.build(
+        record("training", 1, gradients=((1, None),)),
+        lambda args: (args[0] * 2,),
+        lambda args: (emptied(args)[-1],),
+    )
+    with pytest.raises(AssertionError, match="expected more than 1 gradients"):
+        plan(x)[0].sum().backward()
 
 
 def test_saved_values_of_wrong_type_are_refused():

@@ -272,7 +272,6 @@ def metadata(**changes: Any) -> Any:
         "num_backward_tokens": 0,
         "is_rng_op_functionalized": False,
         "num_graphsafe_rng_states": 0,
-        "num_opaque_objects_saved_for_bw": None,
         "mutated_inp_stream_indices": None,
     }
     return SimpleNamespace(**(made | changes))
@@ -286,7 +285,6 @@ def metadata(**changes: Any) -> Any:
         ({"num_backward_tokens": 1}, "effect tokens"),
         ({"is_rng_op_functionalized": True}, "functionalized RNG"),
         ({"num_graphsafe_rng_states": 1}, "graph-safe RNG"),
-        ({"num_opaque_objects_saved_for_bw": 1}, "opaque objects"),
         ({"mutated_inp_stream_indices": [None, 3]}, "user streams"),
     ],
 )

@@ -45,6 +45,7 @@ def frame(name: str, ops: list[tuple[Any, ...]], plan: str, **changes: Any) -> d
         "code": (b"code", 0, ()),
         "globals": (("__pc_plan_1", ("plan", plan)), ("__pc_import_os", ("mod", "os.path"))),
         "tape": {"nodes": 2, "ops": tuple(ops), "tls": None, "device": ("k", None)},
+        "ranks": None,
         "devices": ((1,), ("it reads the number of a device",)),
         "inlined": (("helpers", (("a", "scale"), ("f", "__code__")), "00"),),
         "sources": (),
