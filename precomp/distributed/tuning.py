@@ -54,7 +54,6 @@ def _candidates(tuner: Any, configs: Iterable[str]) -> str:
     Triton's own digests will not do: they may differ between a kernel that this process compiled
     and the same one from a worker process, which is a matter of time.
     """
-    meta = tuner.triton_meta
-    device = meta["device"]
-    compiled = [meta.get(part) for part in ("signature", "constants", "configs")]
+    device = tuner.device_props
+    compiled = [tuner.triton_meta.get(part) for part in ("signature", "constants", "configs")]
     return repr((device.type, device.cc, tuner.fn.src, compiled, sorted(configs)))

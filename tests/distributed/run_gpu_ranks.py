@@ -94,7 +94,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()  # names may follow options
     import torch
 
     if options.device == "cuda" and torch.cuda.device_count() < RANKS:
@@ -119,7 +119,7 @@ def main() -> int:
         }
         for name in names:
             shutil.copy(both / f"{name}.0.precomp", alone / f"{name}.precomp")
-        for folder in (both, alone):
+        for folder in (both, alone) if names else ():
             for swap in (False, True):
                 way = f"{folder.name}, {'the GPUs swapped' if swap else 'as captured'}"
                 served = start(

@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
@@ -289,46 +288,23 @@ def slow_rank(directory: str) -> Any:
         return exchange.all_gather(rank())
 
 
-class Launcher:
-    """A configuration of a kernel, as Inductor's tuning knows it."""
-
-    n_regs, n_spills, shared = 0, 0, 0
-
-    def __init__(self, config: str, seconds: float) -> None:
-        self.config, self.seconds = config, seconds
-        self.cache_hash = f"of a worker of rank {rank()}"
-
-
 @scenario
 def tuned_apart(directory: str) -> Any:
     """What is fastest on one rank is slowest on the other: the choices, captured and not."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    from tuned import another, choice, one, timed
 
-    def timed(tuner: Any, *args: Any) -> dict[Launcher, float]:
-        return {launcher: launcher.seconds for launcher in tuner.launchers}
-
-    def choice(source: str, **seconds: float) -> str:
-        kernel = SimpleNamespace(__name__="kernel", src=source)
-        tuner = object.__new__(CachingAutotuner)
-        tuner.launchers = list(map(Launcher, seconds, seconds.values()))
-        tuner.fn, tuner.inductor_meta, tuner.compile_results = kernel, {}, []
-        tuner.triton_meta = {"device": SimpleNamespace(type="cuda", index=rank(), cc=90)}
-        tuner.benchmark_failure_reasons, tuner.save_cache_hook = {}, None
-        tuner.precompile_time_taken_ns = 0
-        tuner.autotune_to_one_config()
-        return tuner.launchers[0].config
-
-    other, never = 1 - rank(), float("inf")
+    own, other, runs = rank(), 1 - rank(), (0.0, float("inf"))
     CachingAutotuner.benchmark_all_configs = timed
     with precomp.capture():
         found = {
-            "one kernel": choice("x", a=rank(), b=other),
-            "another one": choice("y", a=rank(), b=other),
-            "the same again": choice("x", a=rank(), b=other),
-            "other configurations": choice("x", a=rank(), b=other, **{f"own{rank()}": -1.0}),
-            "only one runs": choice("z", a=never if rank() else 0.0, b=0.0 if rank() else never),
+            "one kernel": choice(one, own, other),
+            "another one": choice(another, own, other),
+            "the same again": choice(one, own, other),
+            "other configurations": choice(one, own, other, warps=8 << own),
+            "only one runs": choice(one, runs[own], runs[other], warps=2),
         }
-    return found | {"afterwards": choice("x", a=rank(), b=other)}
+    return found | {"afterwards": choice(one, own, other)}
 
 
 # Where a rank dies, in this order: its number, the call that it does not survive, and the timeout

@@ -129,9 +129,8 @@ def test_ranks_that_are_captured_use_the_same_tuned_configurations(outcomes):
         assert first[kernel] == second[kernel]
     assert first["the same again"] == first["one kernel"]
     # Another set of configurations, or one that does not run here: each has its own.
-    assert [first["other configurations"], second["other configurations"]] == ["own0", "own1"]
-    assert [first["only one runs"], second["only one runs"]] == ["a", "b"]
-    assert [first["afterwards"], second["afterwards"]] == ["a", "b"]
+    for kernel in ("other configurations", "only one runs", "afterwards"):
+        assert [first[kernel], second[kernel]] == [0, 1]
 
 
 @pytest.mark.parametrize("outcomes", ["silent_rank"], indirect=True)

@@ -5,7 +5,7 @@ gives the same bits twice; the other compiled run may also have tuned other conf
 
 ``python run_gpu.py [--serve-on ORDINAL] OUT.json [NAME...]``. Captured on ``cuda:0``; with
 ``--serve-on`` served on another GPU, once as the current one and once not. Exit status 0: all the
-same bits.
+same bits, 1: something is wrong, 2: no such GPU.
 """
 
 from __future__ import annotations
@@ -119,9 +119,13 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--serve-on", type=int, default=0, metavar="ORDINAL")
     parser.add_argument("--jobs", type=int, default=6, help="programs at a time")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()  # names may follow options
     sys.path.insert(0, str(HERE))
     import torch
+
+    if torch.cuda.device_count() <= options.serve_on:
+        print(f"no cuda:{options.serve_on} here", file=sys.stderr)
+        return 2
     from gpu_programs import GRAPHS as graphs
     from gpu_programs import PROGRAMS
 
