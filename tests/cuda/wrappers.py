@@ -1,16 +1,19 @@
 """Wrappers that Inductor generates for a GPU, on a machine without one.
 
-``source(ordinal)`` lowers a graph on fake tensors of ``cuda:<ordinal>``. What Inductor asks of the
-GPU is answered here.
+``source(ordinal)`` lowers a graph on fake tensors of ``cuda:<ordinal>``, with the settings of
+Inductor that are current. What Inductor asks of the GPU is answered here.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
+
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no workers: nothing is compiled
 
 import torch
 import torch._inductor.compile_fx as compile_fx
@@ -22,6 +25,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.replace_random import replace_random_passes
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from triton.backends.compiler import GPUTarget
@@ -79,6 +83,8 @@ def gpu(ordinal: int) -> Iterator[None]:
         for name, value in values.items():
             patch = mock.patch.object(torch.cuda, name, lambda *_, found=value: found)
             stack.enter_context(patch)
+        # Makes a tensor on the GPU, where torch was built for one.
+        stack.enter_context(mock.patch.object(fake_tensor, "init_gpu_context", lambda *_: None))
         yield
 
 
@@ -90,19 +96,24 @@ def program(x: Any, w: Any, b: Any) -> Any:
     return z, noise, y.sort(stable=True)[0], torch.randperm(5, device=x.device), z.cpu()
 
 
-def source(ordinal: int) -> str:
-    """The file that Inductor writes for *program* on ``cuda:<ordinal>``."""
-    return lowered(ordinal)[0]
+def source(ordinal: int, *function: Any) -> str:
+    """The file that Inductor writes for *program* on ``cuda:<ordinal>``, or for what ``lowered`` is
+    given."""
+    return lowered(ordinal, *function)[0]
 
 
-def lowered(ordinal: int) -> tuple[str, GraphLowering]:
-    """That file, and what Inductor made it of."""
+def lowered(
+    ordinal: int,
+    function: Callable[..., Any] = program,
+    shapes: Sequence[tuple[int, ...]] = ((8, 32), (32, 64), (64,)),
+) -> tuple[str, GraphLowering]:
+    """That file for *function* of tensors of these shapes, and what Inductor made it of."""
     with gpu(ordinal):
         device = torch.device("cuda", ordinal)
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         with fake:
-            inputs = [torch.empty(shape, device=device) for shape in ((8, 32), (32, 64), (64,))]
-            graph = make_fx(program, decomposition_table=select_decomp_table())(*inputs)
+            inputs = [torch.empty(shape, device=device) for shape in shapes]
+            graph = make_fx(function, decomposition_table=select_decomp_table())(*inputs)
         compile_fx.view_to_reshape(graph)
         with tracing(TracingContext(fake)), V.set_fake_mode(fake):
             replace_random_passes(graph)
