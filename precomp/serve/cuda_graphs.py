@@ -95,6 +95,9 @@ class Gpu:
                 raise
             finally:
                 names.clear_cublas_workspaces()
+            # torch has set the offset of the graph's random numbers on the stream that records,
+            # and sets it on the current one for each replay: that must come later.
+            before.wait_stream(self._side)
         return outputs, graph.replay
 
 
@@ -311,11 +314,11 @@ class Graphed:
         if self._numbers is None:
             self._numbers = [i for i, arg in enumerate(args) if not isinstance(arg, torch.Tensor)]
         values = tuple([args[i] for i in self._numbers])
+        if any(type(value) is not int for value in values):
+            return self._direct(args, "an argument is neither a tensor nor an integer")
         key = (torch.is_inference_mode_enabled(), values)
         sizes = self._sizes.get(key)
         if sizes is None:
-            if any(type(value) is not int for value in values):
-                return self._direct(args, "an argument is neither a tensor nor an integer")
             if len(self._sizes) == SIZES:
                 return self._direct(args, f"more than {SIZES} different sizes")
             self._sizes[key] = sizes = Sizes()
@@ -398,7 +401,7 @@ class Graphed:
 
     def _noted(self, sizes: Sizes, args: list[Any], reason: str) -> Sequence[Any]:
         """Run directly, and note where the static arguments are."""
-        for i in self._static:
+        for i in self._static.difference(self._numbers or ()):
             address = _address(args[i])
             if sizes.seen.setdefault(i, address) != address:
                 sizes.seen[i] = address

@@ -16,8 +16,10 @@ import pytest
 import torch
 from processes import Place
 
+from precomp.report import Coverage, PrepareReport
 from precomp.serve import cuda_graphs
 from precomp.serve.cuda_graphs import FEW, FIRST, KEPT_AT_ONCE, RECORDED, SIZES, Graphed, used
+from precomp.serve.entries import Loaded
 
 BIG = cuda_graphs.COPIED_OUT // 4 + 1  # floats of an output that is not copied out
 
@@ -379,6 +381,17 @@ def test_an_argument_of_another_type_runs_directly():
     for _ in range(3):
         assert graph([0.5, torch.ones(2)])[0].eq(0.5).all()
     assert graph.counts == {"an argument is neither a tensor nor an integer": 3}
+    graph, _ = make(lambda scales, x: (x * scales[0],))
+    for _ in range(3):
+        assert graph([[0.5], torch.ones(2)])[0].eq(0.5).all()
+
+
+def test_an_integer_that_torch_calls_static_is_a_size():
+    graph, _ = make(lambda n, x: (x * n,), static=[0, 1])
+    x = torch.ones(2)
+    for n in (2, 3) * 3:
+        assert graph([n, x])[0].eq(float(n)).all()
+    assert graph.counts == {FIRST: 2, "recorded": 2, "replayed": 2}
 
 
 def test_inside_another_recording_it_runs_directly():
@@ -499,6 +512,27 @@ def test_counts_are_told_together():
     two.counts = Counter({"recorded": 1, FIRST: 2})
     assert used([one, two]) == {"recorded": 2, "replayed": 3, FIRST: 2}
     assert used([]) is None
+
+
+def test_a_variable_turns_graphs_off(monkeypatch):
+    assert cuda_graphs.enabled()
+    monkeypatch.setenv("PRECOMP_CUDA_GRAPHS", "0")
+    assert not cuda_graphs.enabled() and Loaded({}, {}).graphs is None
+    monkeypatch.delenv("PRECOMP_CUDA_GRAPHS")
+    assert Loaded({}, {}).graphs == []
+
+
+def test_the_report_tells_what_was_replayed_and_what_was_not():
+    def text(counts):
+        coverage = Coverage((), (), ())
+        report = PrepareReport("p", "d", "f", "auto", 0, 0, {}, coverage, None, (), counts)
+        return [line for line in str(report).splitlines() if "CUDA" in line]
+
+    assert text(None) == []
+    assert text({}) == ["CUDA graphs: 0 recorded, 0 replayed"]
+    assert text({"recorded": 1, FIRST: 2, "replayed": 9, "x": 1}) == [
+        "CUDA graphs: 1 recorded, 9 replayed; run without: 2 before it was recorded, 1 x"
+    ]
 
 
 MARKS = """
