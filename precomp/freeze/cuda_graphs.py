@@ -19,13 +19,14 @@ class Wrapped(NamedTuple):
     """A call that torch put CUDA graphs around.
 
     ``static``: arguments that it expects at the same address each time; ``mutated``: those that the
-    call changes.
+    call changes; ``empty``: it runs no kernel, so that torch records nothing.
     """
 
     call: Callable[..., Any]
     device: int
     static: tuple[int, ...]
     mutated: tuple[int, ...]
+    empty: bool
 
 
 _wrapped: weakref.WeakKeyDictionary[Any, Wrapped] = weakref.WeakKeyDictionary()
@@ -51,11 +52,11 @@ def watch(patch: Patch) -> None:
             mutated_input_idxs=mutated_input_idxs,
             **kwargs,
         )
-        _wrapped[result] = Wrapped(
-            model,
-            device_index,
-            *(tuple(sorted(map(int, i))) for i in (static_input_idxs, mutated_input_idxs)),
+        static, mutated = (
+            tuple(sorted(map(int, indices))) for indices in (static_input_idxs, mutated_input_idxs)
         )
+        empty = bool(kwargs.get("kernel_free_cudagraph"))  # torch 2.14
+        _wrapped[result] = Wrapped(model, device_index, static, mutated, empty)
         return result
 
     patch(module, "cudagraphify", cudagraphify)

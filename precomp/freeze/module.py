@@ -58,7 +58,11 @@ def module_record(graph: Any, store: Store, devices: DeviceNames) -> dict[str, A
         "extern": renumber(tuple(sorted(extern.items())), devices.numbers),
         "constants": renumber(constants, devices.numbers),
         "graphs": renumber(
-            tuple((at, f"cuda:{w.device}", w.static, w.mutated) for at, w in wrapped),
+            tuple(
+                (at, f"cuda:{part.device}", part.static, part.mutated)
+                for at, part in wrapped
+                if not part.empty
+            ),
             devices.numbers,
         ),
         "ordinals": tuple(sorted(devices.ordinals.items())),

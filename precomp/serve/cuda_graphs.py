@@ -74,7 +74,7 @@ class Gpu:
 
     def record(self, call: Call, args: list[Any]) -> tuple[Sequence[Any], Callable[[], None]]:
         """What *call* returns while its kernels are recorded, and what runs these."""
-        names = torch_api.cuda()
+        names = torch_api.cuda_graphs()
         with torch.cuda.device(self.device):
             if self._side is None:
                 self._side = torch.cuda.Stream()

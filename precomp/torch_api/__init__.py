@@ -2,7 +2,8 @@
 
 ``common.py`` holds the tables ``SERVE``, ``COMPILER`` and ``CAPTURE`` (own name ->
 ``"module:attribute.path"``) and those of the stand-in; one file per supported torch minor holds
-what differs there. ``serve()`` and ``cuda()`` import torch core only, the others its compiler.
+what differs there. ``serve()``, ``cuda()`` and ``cuda_graphs()`` import torch core only, the others
+its compiler.
 """
 
 from __future__ import annotations
@@ -95,6 +96,12 @@ def capture() -> SimpleNamespace:
 def cuda() -> SimpleNamespace:
     """Private names of a torch with CUDA, used while serving launches of Triton kernels."""
     return SimpleNamespace(**_resolve(tables().CUDA))
+
+
+@functools.cache
+def cuda_graphs() -> SimpleNamespace:
+    """Private names of a torch with CUDA, used while recording CUDA graphs."""
+    return SimpleNamespace(**_resolve(tables().CUDA_GRAPHS))
 
 
 @functools.cache

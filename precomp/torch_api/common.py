@@ -116,9 +116,13 @@ SERVE: dict[str, str] = {
 
 # Names that a torch without CUDA lacks.
 CUDA: dict[str, str] = {
-    "clear_cublas_workspaces": "torch._C:_cuda_clearCublasWorkspaces",
     "device": "torch._C:_cuda_getDevice",
     "stream": "torch._C:_cuda_getCurrentRawStream",
+}
+
+# The same for recording CUDA graphs.
+CUDA_GRAPHS: dict[str, str] = {
+    "clear_cublas_workspaces": "torch._C:_cuda_clearCublasWorkspaces",
 }
 
 # What torch's guard classes read of a module of settings for each node and guard they make.

@@ -1,88 +1,29 @@
 """What is recorded as a CUDA graph, when it is replayed, and what it gives.
 
-A stand-in for the GPU records on the CPU: it runs the call, puts everything back as if it had not,
-and runs it again in each replay, on the addresses that the recording saw.
+A stand-in for the GPU records on the CPU (tests/support/cpu_graphs.py).
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from cpu_graphs import Gpu
 from processes import Place
 
+from precomp import torch_api
+from precomp.freeze import cuda_graphs as freezing
 from precomp.report import Coverage, PrepareReport
 from precomp.serve import cuda_graphs
 from precomp.serve.cuda_graphs import FEW, FIRST, KEPT_AT_ONCE, RECORDED, SIZES, Graphed, used
 from precomp.serve.entries import Loaded
 
 BIG = cuda_graphs.COPIED_OUT // 4 + 1  # floats of an output that is not copied out
-
-
-class Gpu:
-    """Records on the CPU. Knows addresses alone, as a graph does."""
-
-    device = torch.device("cpu")
-
-    def __init__(self):
-        self.busy = False
-        self.error = None
-        self.waits = self.syncs = 0
-
-    def capturing(self):
-        return self.busy
-
-    def follow(self, stream):
-        self.waits += 1
-        return "stream"
-
-    def synchronize(self):
-        self.syncs += 1
-
-    def record(self, call, args):
-        inputs = [
-            (x.data_ptr(), x.untyped_storage().nbytes(), x.shape, x.stride(), x.dtype)
-            if isinstance(x, torch.Tensor) else x
-            for x in args
-        ]  # fmt: skip
-        before = [x.clone() if isinstance(x, torch.Tensor) else x for x in args]
-        whole = list(args)
-        outputs = call(args)
-        for x, was in zip(whole, before, strict=True):
-            if isinstance(x, torch.Tensor) and not x.equal(was):
-                x.copy_(was)
-        mine = {x.untyped_storage().data_ptr() for x in whole if isinstance(x, torch.Tensor)}
-        places = []
-        for out in outputs:
-            if isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() not in mine:
-                out.fill_(-9)  # nothing has run yet
-                places.append((out.data_ptr(), out.shape, out.stride(), out.dtype))
-            else:
-                places.append(None)
-        if self.error is not None:
-            error, self.error = self.error, None
-            raise error
-
-        def replay():
-            again = call([at(*x) if isinstance(x, tuple) else x for x in inputs])
-            for place, new in zip(places, again, strict=True):
-                if place is not None:
-                    address, *form = place
-                    at(address, 0, *form).copy_(new)
-
-        return outputs, replay
-
-
-def at(address, _nbytes, shape, stride, dtype):
-    """A tensor over memory that it does not own."""
-    span = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-    raw = (ctypes.c_byte * (span * dtype.itemsize)).from_address(address)
-    return torch.frombuffer(raw, dtype=dtype).as_strided(shape, stride)
 
 
 def make(call, static=(), mutated=()):
@@ -586,6 +527,19 @@ def test_what_torch_wraps_is_recorded_with_its_static_and_changed_arguments(foun
 @pytest.mark.parametrize("case", ["wrapped before", "whole wrapped before"])
 def test_graphs_that_torch_wrapped_before_the_capture_are_refused(found, case):
     assert "CUDA graphs made before the capture" in found["graphs"][case]
+
+
+def test_a_part_without_kernels_is_noted_as_such(monkeypatch):
+    """Of which torch 2.14 makes no graph."""
+    compile_fx = SimpleNamespace(cudagraphify=lambda model, *_, **__: lambda args: model(args))
+    monkeypatch.setattr(torch_api, "capture", lambda: SimpleNamespace(compile_fx_module=compile_fx))
+    freezing.watch(setattr)
+    options = {"device_index": 0, "mutated_input_idxs": {3}}
+    plain = compile_fx.cudagraphify(len, (2, 1), **options)
+    empty = compile_fx.cudagraphify(len, kernel_free_cudagraph=True, **options)
+    assert freezing.unwrapped(plain) == (len, 0, (1, 2), (3,), False)
+    assert freezing.unwrapped(empty) == (len, 0, (), (3,), True)
+    assert freezing.unwrapped(len) is None and freezing.unwrapped([]) is None
 
 
 @pytest.mark.parametrize("case", ["partitions", "whole"])
