@@ -41,7 +41,10 @@ _failed: list[Any] = []
 _address = torch.Tensor.data_ptr
 
 # Two recordings at the same time would disturb each other.
-_recording = threading.Lock()
+_recording = threading.RLock()
+# All graphs of a GPU read the offset of their random numbers in one place, set for each replay.
+_replaying = threading.RLock()
+_streams: dict[torch.device, Any] = {}  # of the last replay
 # Storages in the memory of recorded graphs: that of an output is the same after each replay.
 _owners: weakref.WeakValueDictionary[int, Recording] = weakref.WeakValueDictionary()
 
@@ -63,10 +66,13 @@ class Gpu:
         return torch.cuda.is_current_stream_capturing()
 
     def follow(self, stream: Any) -> Any:
-        """Let the current stream wait for what was given to *stream* before; returns it."""
+        """Let the current stream wait for what was given before to *stream*, and to that of the
+        last replay on this GPU; returns the current one."""
         current = torch.cuda.current_stream(self.device)
-        if stream is not None and current != stream:
-            current.wait_stream(stream)
+        for before in (stream, _streams.get(self.device)):
+            if before is not None and current != before:
+                current.wait_stream(before)
+        _streams[self.device] = current
         return current
 
     def synchronize(self) -> None:
@@ -249,12 +255,13 @@ class Recording:
         return self._run(args, out)
 
     def _run(self, args: list[Any], out: set[int]) -> list[Any]:
-        self._stream = self._gpu.follow(self._stream)
-        if self.copied:
-            sources = [_squeezed(args[i], dims) for i, dims in self.copied.items()]
-            self._copy(self._buffers, sources)
-            del sources
-        self._replay()
+        with _replaying:
+            self._stream = self._gpu.follow(self._stream)
+            if self.copied:
+                sources = [_squeezed(args[i], dims) for i, dims in self.copied.items()]
+                self._copy(self._buffers, sources)
+                del sources
+            self._replay()
         reinterpret = self._reinterpret
         made: list[Any] = []
         for i, (kind, value, *view) in enumerate(self.outputs):

@@ -57,8 +57,8 @@ class Case:
         seen: bool = True,
     ) -> None:
         options = {"triton.cudagraphs": True, "graph_partition": partition}
-        with config.patch(options), mock.patch.object(wrappers, "program", program):
-            source, lowering = wrappers.lowered(GPU)
+        with config.patch(options):
+            source, lowering = wrappers.lowered(GPU, program)
             self.graph = graph(source, kernel, GPU)
             runner = self.graph.compiled_fn_runner
             places = tuple(PlaceholderInfo(name, None, [], None) for name in "xwb")

@@ -14,7 +14,7 @@ RECORDED = Path(__file__).with_name("recorded.py")
 
 # Program -> how often its graphs are replayed at least.
 REPLAYED = {
-    "mlp": 30, "two": 30, "dyn": 20, "modes": 3, "enc": 30, "ck": 30, "brk": 90, "seq": 1, "fn": 0,
+    "mlp": 30, "two": 30, "dyn": 20, "modes": 3, "enc": 30, "ck": 30, "brk": 90, "seq": 1,
 }  # fmt: skip
 
 
