@@ -12,25 +12,26 @@ import sys
 from typing import Any
 from unittest import mock
 
-os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(sys.argv[1], "inductor")
-sys.argv[1:] = ["", sys.argv[1]]  # as frozen.py has them
+if __name__ == "__main__":
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(sys.argv[1], "inductor")
+    sys.argv[1:] = ["", sys.argv[1]]  # as frozen.py has them
 
-import torch  # noqa: E402
-import wrappers  # noqa: E402
-from frozen import autotuner  # noqa: E402
-from relocated import fake, freeze  # noqa: E402
-from torch._inductor.async_compile import AsyncCompile  # noqa: E402
-from torch._inductor.codegen.multi_kernel import MultiKernelCall  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
+import torch
+import wrappers
+from frozen import autotuner
+from relocated import fake, freeze
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.codegen.multi_kernel import MultiKernelCall
+from torch.nn import functional as F
 
-from precomp import torch_api  # noqa: E402
-from precomp.freeze import module  # noqa: E402
+from precomp import torch_api
+from precomp.freeze import module
 
 config = torch._inductor.config
 
 
 def many(*tensors: Any) -> Any:
-    return [x.sin().sum(-1) for x in tensors] + [x.softmax(-1).t() for x in tensors]
+    return [x.sin().sum(-1) for x in tensors] + [x.softmax(-1) for x in tensors]
 
 
 def adam(weight: Any, bias: Any, *grads: Any) -> Any:
@@ -53,7 +54,7 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "multi-kernel": (reductions, ((333, 1024), (1024,)), {"triton.multi_kernel": 1}),
     "looped": (reductions, ((333, 1024), (1024,)), {"triton.persistent_reductions": False}),
     "cooperative": (
-        reductions, ((33, 65536), (65536,)), {"triton.force_cooperative_reductions": True}
+        reductions, ((33, 32768), (32768,)), {"triton.force_cooperative_reductions": True}
     ),
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ from triton_samples import CALLS, DESCRIBED
 
 import precomp
 
-MAJOR = int(sys.argv[4])
+MAJOR = int(sys.argv[4]) if __name__ == "__main__" else 9
 # Those without tensor maps differ in nothing but descriptors.
 ALL = CALLS | DESCRIBED if MAJOR > 8 else DESCRIBED
 PARAMETER = re.compile(r"\s*\.param (?:\.align \d+ )?\.[a-z](\d+) .*_param_\d+(?:\[(\d+)\])?")
