@@ -6,6 +6,7 @@ as one JSON line.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from typing import Any
@@ -62,8 +63,15 @@ class Case:
             self.graph = graph(source, kernel, GPU)
             runner = self.graph.compiled_fn_runner
             places = tuple(PlaceholderInfo(name, None, [], None) for name in "xwb")
+            info = dict.fromkeys((f.name for f in dataclasses.fields(CudagraphCachedInfo)), ())
+            known = {
+                "placeholders": places,
+                "stack_traces": [None, None],
+                "cudagraph_fail_reasons": list(fails),
+            }
             self.graph.__dict__.update(
-                cudagraph_info=CudagraphCachedInfo(places, [None, None], list(fails)),
+                cudagraph_info=CudagraphCachedInfo(**(info | known)),
+                kernel_free_cudagraph=False,  # torch 2.14
                 disabled_cudagraphs_reason=None,
                 fx_kwargs={
                     "static_input_idxs": static,
