@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pytest
 from processes import Place
 
@@ -49,6 +51,11 @@ GROUP = """
         world = dist.group.WORLD if dist.is_initialized() else None
         found = {}
         groups = {of_a_group: world, collective: world, of_another_group: (*OTHER, None)[0]}
+        # Refused: guards on the identity of groups, the ContextVar behind an option of torch.
+        if torch.__version__.startswith("2.11."):
+            groups = {}
+        if torch.__version__.startswith("2.14."):
+            del groups[collective]
         for f in (place, after_a_break, *groups, initialized, plain):
             arguments = (X, groups[f]) if f in groups else (X,)
             if f in (initialized, plain) or world is not None:
@@ -90,7 +97,7 @@ def captured(tmp_path_factory, inductor_cache):
 def serve(captured, tmp_path, *where):
     path, expected = captured
     found = Place(tmp_path, compiler=False).script(SERVE, path, *where).facts
-    return found, expected
+    return found, dict(expected)
 
 
 def test_where_the_captured_rank_was_all_is_served(captured, tmp_path):
@@ -98,6 +105,9 @@ def test_where_the_captured_rank_was_all_is_served(captured, tmp_path):
     assert found == expected
 
 
+@pytest.mark.skipif(
+    version("torch").startswith("2.11."), reason="functions that are given groups are refused"
+)
 def test_a_group_of_other_ranks_is_a_miss(captured, tmp_path):
     found, expected = serve(captured, tmp_path, 0, 2, 0, 2)
     why = found.pop("of_another_group")
@@ -115,6 +125,6 @@ def test_a_group_of_other_ranks_is_a_miss(captured, tmp_path):
 def test_elsewhere_what_asked_is_a_miss(captured, tmp_path, where, words):
     found, expected = serve(captured, tmp_path, *where)
     assert found.pop("plain") == expected["plain"]
-    assert len(found) == (6 if where else 1)
+    assert found.keys() == ({*expected} - {"plain"} if where else {"initialized"})
     for why in found.values():
         assert why == f"it depends on ranks: captured on rank 0 of 2, this is {words}"

@@ -31,6 +31,7 @@ def main() -> int:
 
     import torch
 
+    SPAWNS.clear()  # Importing torch itself may start ldconfig (2.14 built for CUDA).
     torch.set_num_threads(1)
     prepared = {}
     gate = nullcontext()

@@ -267,35 +267,19 @@ def metadata(**changes: Any) -> Any:
         "subclass_inp_meta": [],
         "subclass_fw_graph_out_meta": [],
         "subclass_tangent_meta": [],
-        "act_input_indices": [],
-        "tokens": {},
-        "num_backward_tokens": 0,
-        "is_rng_op_functionalized": False,
-        "num_graphsafe_rng_states": 0,
-        "mutated_inp_stream_indices": None,
+        **dict.fromkeys(torch_api.tables().METADATA_REFUSED),
     }
     return SimpleNamespace(**(made | changes))
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"act_input_indices": [0]}, "AsyncCollectiveTensor"),
-        ({"tokens": {1: 2}}, "effect tokens"),
-        ({"num_backward_tokens": 1}, "effect tokens"),
-        ({"is_rng_op_functionalized": True}, "functionalized RNG"),
-        ({"num_graphsafe_rng_states": 1}, "graph-safe RNG"),
-        ({"mutated_inp_stream_indices": [None, 3]}, "user streams"),
-    ],
-)
-def test_metadata_that_is_refused(changes, reason):
+@pytest.mark.parametrize(("field", "reason"), torch_api.tables().METADATA_REFUSED.items())
+def test_metadata_that_is_refused(field, reason):
     config = SimpleNamespace(keep_inference_input_mutations=True, num_params_buffers=0)
     plan = PlanSource("inference", metadata(), config)
     plan.fw = object()
     assert plan_reasons(plan, "inductor") == []
-    plan.metadata = metadata(**changes)
-    (found,) = plan_reasons(plan, "inductor")
-    assert reason in found
+    plan.metadata = metadata(**{field: [1]})
+    assert plan_reasons(plan, "inductor") == [reason]
 
 
 def test_all_reasons_are_listed_at_once():
