@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import multiprocessing
 import os
 import signal
 import sys
@@ -54,7 +55,7 @@ def start(
         monitor_interval=0.1,
     )
     try:
-        elastic_launch(config, _entry(rank, prepared))()
+        elastic_launch(config, _entry(rank, count, prepared))()
     except ChildFailedError as error:
         print(error, file=sys.stderr)
         return max(1, error.get_first_failure()[1].exitcode)
@@ -79,12 +80,16 @@ def require_forkable() -> None:
         )
 
 
-def _entry(rank: Callable[[Any], int], prepared: Any) -> Callable[[], None]:
+def _entry(rank: Callable[[Any], int], count: int, prepared: Any) -> Callable[[], None]:
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    # A rank that joins makes threads of the agent work, for its store, which take locks of the C
+    # library. A rank forked meanwhile would find them taken for ever.
+    forked = multiprocessing.get_context("fork").Barrier(count)
 
     def precomp_rank() -> None:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+        forked.wait()
         numpy: Any = sys.modules.get("numpy")
         if numpy is not None:
             numpy.random.seed()  # else all ranks would draw the same numbers

@@ -50,6 +50,21 @@ def test_an_artifact_of_more_ranks_is_the_same_file(few, inductor_cache, tmp_pat
     assert two.digest == four.digest
 
 
+SIBLINGS = """\
+import os
+from pathlib import Path
+tasks = Path(f"/proc/{os.getppid()}/task").iterdir()
+print(len(" ".join((task / "children").read_text() for task in tasks).split()), flush=True)
+"""
+
+
+def test_no_rank_begins_before_all_are_forked(place):
+    """A rank that joins the group makes threads of the parent work; a fork needs them at rest."""
+    place.write("siblings.py", SIBLINGS)
+    done = place.run("-m", "precomp", "run", "--ranks", 8, "siblings.py", timeout=300)
+    assert done.stdout.split()[:1] == ["8"], done
+
+
 def test_a_rank_ends_as_a_program_does_and_its_failure_ends_all(place):
     done = run(place, "program.py", "bad")
     assert done.returncode == 7, done
