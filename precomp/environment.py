@@ -16,7 +16,11 @@ SETTABLE = ("threads",)
 # Between values of which any one will do: "2 or 8".
 OR = " or "
 
+# Raised with a change after which a reader misunderstands older records (docs/internals.md).
+RECORDS = "2"
+
 _WHY = {
+    "records": "another version of precomp wrote them",
     "torch": "the frozen code uses private interfaces of exactly this build",
     "torch_commit": "the frozen code uses private interfaces of exactly this build",
     "python": "bytecode and extension modules belong to one Python version",
@@ -32,6 +36,7 @@ def current() -> dict[str, str]:
     import torch
 
     return {
+        "records": RECORDS,
         "torch": str(torch.__version__),
         "torch_commit": str(torch.version.git_version),
         "python": f"{platform.python_implementation()} {sys.version_info[0]}.{sys.version_info[1]}",

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from precomp import environment, torch_api
+import precomp
+from precomp import _core, environment, torch_api
 from precomp.errors import (
     ArtifactCorruptError,
     BindingError,
@@ -76,6 +77,19 @@ def test_the_record_does_not_depend_on_directories_or_unrelated_variables(tmp_pa
     other = record(OMP_NUM_THREADS="1", HOME=str(tmp_path), HOSTNAME="elsewhere", FOO="bar")
     assert plain == other
     assert record(OMP_NUM_THREADS="1", ATEN_CPU_CAPABILITY="default") != plain
+
+
+def test_an_artifact_of_a_version_with_other_records_is_refused_before_it_is_read(tmp_path):
+    pytest.importorskip("torch")
+    older = environment.current() | {"records": "1"}
+    with_none = {k: v for k, v in older.items() if k != "records"}
+    for record, said in ((older, "1"), (with_none, "nothing")):
+        path = tmp_path / f"{said}.precomp"
+        _core.write_artifact(path, record, [("frame", "f", b"no record at all")])
+        with pytest.raises(EnvironmentMismatchError) as caught:
+            precomp.prepare(path)
+        assert caught.value.differences == (("records", said, environment.RECORDS),)
+        assert "another version of precomp wrote them" in str(caught.value)
 
 
 @pytest.mark.parametrize(
