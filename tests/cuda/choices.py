@@ -18,13 +18,12 @@ if __name__ == "__main__":
 
 import torch
 import wrappers
-from frozen import autotuner
+from frozen import tuned_kernel
 from relocated import fake, freeze
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codegen.multi_kernel import MultiKernelCall
 from torch.nn import functional as F
 
-from precomp import torch_api
 from precomp.freeze import module
 
 config = torch._inductor.config
@@ -99,9 +98,7 @@ def main() -> None:
     torch._C._cuda_getCurrentRawStream = fake("torch._C", "_cuda_getCurrentRawStream")
     for name in ("set_device", "_exchange_device", "_maybe_exchange_device"):
         setattr(torch.cuda, name, fake("torch.cuda", name))
-    kind = torch_api.capture().CachingAutotuner
-    kernel = kind.__new__(kind)
-    vars(kernel).update(vars(autotuner()))
+    kernel = tuned_kernel()
     print(json.dumps({name: linked(kernel, case) for name, case in CASES.items()}))
 
 

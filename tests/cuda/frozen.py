@@ -28,7 +28,7 @@ from torch._inductor.runtime.triton_heuristics import TritonCompileResult  # noq
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton_samples import moved  # noqa: E402
 
-from precomp import _core  # noqa: E402
+from precomp import _core, torch_api  # noqa: E402
 from precomp.freeze import cuda as freeze_cuda  # noqa: E402
 from precomp.freeze.cuda import freeze_launch  # noqa: E402
 from precomp.freeze.store import Store, Unsupported  # noqa: E402
@@ -71,6 +71,14 @@ def autotuner() -> Any:
         compile_results=results,
         inductor_meta={"grid_type": "Grid1D"},
     )
+
+
+def tuned_kernel() -> Any:
+    """The same as torch's own type."""
+    kind = torch_api.capture().CachingAutotuner
+    kernel = kind.__new__(kind)
+    vars(kernel).update(vars(autotuner()))
+    return kernel
 
 
 class Launcher:

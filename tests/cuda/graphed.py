@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 import wrappers
-from frozen import autotuner
+from frozen import tuned_kernel
 from relocated import Reader, fake_functions, graph
 from scenes import Driver
 from torch._inductor import config, cudagraph_trees
@@ -26,7 +26,7 @@ from torch._inductor.cudagraph_utils import (
 )
 from torch._inductor.utils import BoxedBool
 
-from precomp import data, torch_api
+from precomp import data
 from precomp.freeze import cuda_graphs
 from precomp.freeze.module import freeze_module
 from precomp.freeze.store import Store, Unsupported
@@ -125,9 +125,7 @@ def main() -> None:
     driver = Driver(sys.argv[1])
     driver.devices = 8
     fake_functions()
-    kind = torch_api.capture().CachingAutotuner
-    kernel = kind.__new__(kind)
-    vars(kernel).update(vars(autotuner()))
+    kernel = tuned_kernel()
     facts: dict[str, Any] = {"graphs": {}}
     for name, options in CASES.items():
         case = Case(kernel, **options)

@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 import wrappers
-from frozen import autotuner
+from frozen import tuned_kernel
 from scenes import Driver
 from torch._inductor.async_compile import AsyncCompile
 
@@ -127,9 +127,7 @@ def main() -> None:
     driver = Driver(sys.argv[1])
     driver.devices = 8
     fake_functions()
-    kind = torch_api.capture().CachingAutotuner
-    kernel = kind.__new__(kind)
-    vars(kernel).update(vars(autotuner()))
+    kernel = tuned_kernel()
     facts: dict[str, Any] = {}
 
     generated = {n: wrappers.source(n) for n in (1, 3)}

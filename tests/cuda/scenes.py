@@ -12,6 +12,7 @@ import struct
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from precomp import ArtifactCorruptError, ArtifactVersionError, CudaError, _core
 
@@ -19,6 +20,17 @@ SIZES = {"P": 8, "b": 1, "B": 1, "h": 2, "H": 2, "i": 4, "I": 4, "l": 8, "K": 8}
 SIZES |= {"e": 2, "y": 2, "f": 4, "d": 8}
 FORMATS = {"P": "Q", "b": "b", "B": "B", "h": "h", "H": "H", "i": "i", "I": "I", "l": "q"}
 FORMATS |= {"K": "Q", "e": "e", "f": "f", "d": "d"}
+
+
+class Buffer:
+    """Memory of a GPU that is not there: an address with an element type, as a tensor has."""
+
+    def __init__(self, address: int, dtype: Any) -> None:
+        self.address = address
+        self.dtype = dtype
+
+    def data_ptr(self) -> int:
+        return self.address
 
 
 class Attribute(ctypes.Structure):

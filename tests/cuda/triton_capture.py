@@ -10,6 +10,7 @@ import os
 import sys
 
 import triton_driver
+from scenes import Buffer
 from triton_samples import CALLS
 
 import precomp
@@ -20,7 +21,7 @@ def main(folder: str) -> None:
     launches = {}
     with precomp.capture(os.path.join(folder, "all.precomp")) as captured:
         for name, call in CALLS.items():
-            call(triton_driver.Buffer)
+            call(Buffer)
             launches[name] = driver.launches[-1]
     report = captured.report()
     print(

@@ -20,17 +20,6 @@ FORMATS = {
 }  # fmt: skip
 
 
-class Buffer:
-    """Memory of a GPU that is not there: an address with an element type, as a tensor has."""
-
-    def __init__(self, address: int, dtype: Any) -> None:
-        self.address = address
-        self.dtype = dtype
-
-    def data_ptr(self) -> int:
-        return self.address
-
-
 def packed(kind: str, value: Any) -> bytes:
     """The bytes of a parameter, as extract* of Triton's driver.c writes them."""
     if kind.startswith("*"):

@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 import torch
-from scenes import Driver
+from scenes import Buffer, Driver
 from triton_samples import CALLS, DESCRIBED
 
 import precomp
@@ -24,15 +24,6 @@ MAJOR = int(sys.argv[4]) if __name__ == "__main__" else 9
 # Those without tensor maps differ in nothing but descriptors.
 ALL = CALLS | DESCRIBED if MAJOR > 8 else DESCRIBED
 PARAMETER = re.compile(r"\s*\.param (?:\.align \d+ )?\.[a-z](\d+) .*_param_\d+(?:\[(\d+)\])?")
-
-
-class Buffer:
-    def __init__(self, address: int, dtype: torch.dtype) -> None:
-        self.address = address
-        self.dtype = dtype
-
-    def data_ptr(self) -> int:
-        return self.address
 
 
 def install() -> None:

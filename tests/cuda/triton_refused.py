@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 import triton_driver
+from scenes import Buffer
 from triton.tools.tensor_descriptor import TensorDescriptor
-from triton_driver import Buffer
 
 import precomp
 

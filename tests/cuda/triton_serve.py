@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 import torch
-from scenes import Driver
+from scenes import Buffer, Driver
 
 import precomp
 
@@ -34,15 +34,6 @@ def captured() -> dict[str, dict[str, Any]]:
     with open(os.path.join(FOLDER, "capture.json")) as file:
         found: dict[str, dict[str, Any]] = json.load(file)["launches"]
     return found
-
-
-class Buffer:
-    def __init__(self, address: int, dtype: torch.dtype) -> None:
-        self.address = address
-        self.dtype = dtype
-
-    def data_ptr(self) -> int:
-        return self.address
 
 
 def expect(driver: Driver, launch: dict[str, Any]) -> None:
