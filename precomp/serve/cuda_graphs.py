@@ -9,7 +9,6 @@ made, up to a limit, and beyond it the call runs directly. All of these give the
 from __future__ import annotations
 
 import collections
-import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,9 +22,6 @@ from precomp.torch_api.objects import storage_number
 
 Call = Callable[[list[Any]], Sequence[Any]]
 Copied = dict[int, tuple[int, ...]]  # argument -> its dimensions of which one element is copied
-
-#: The environment variable that turns CUDA graphs off when it is "0" at prepare.
-SWITCH = "PRECOMP_CUDA_GRAPHS"
 
 SIZES = 16  # different sizes for which one call is recorded
 KEPT_AT_ONCE = 4  # recordings for one of them
@@ -47,11 +43,6 @@ _replaying = threading.RLock()
 _streams: dict[torch.device, Any] = {}  # of the last replay
 # Storages in the memory of recorded graphs: that of an output is the same after each replay.
 _owners: weakref.WeakValueDictionary[int, Recording] = weakref.WeakValueDictionary()
-
-
-def enabled() -> bool:
-    """Whether the process wants CUDA graphs."""
-    return os.environ.get(SWITCH) != "0"
 
 
 class Gpu:

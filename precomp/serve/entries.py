@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from precomp.data import loads
 from precomp.ordinals import Numbers
-from precomp.serve import cuda_graphs, devices, live
+from precomp.serve import devices, live
 from precomp.serve import module as modules
 from precomp.serve import plan as plans
-from precomp.serve.cuda_graphs import Graphed
 from precomp.serve.devices import Placed
 from precomp.serve.kernel import KernelTable
 
 if TYPE_CHECKING:
+    from precomp.serve.cuda_graphs import Graphed
     from precomp.serve.triton import Entry as Launch
+
+#: The environment variable that turns CUDA graphs off when it is "0" at prepare.
+GRAPHS = "PRECOMP_CUDA_GRAPHS"
+
+
+def graphs_enabled() -> bool:
+    """Whether the process wants CUDA graphs."""
+    return os.environ.get(GRAPHS) != "0"
 
 
 class Loaded:
@@ -48,7 +57,7 @@ class Loaded:
                 for kind in ("triton", "tuned")
             )
         #: CUDA graphs around modules and parts of them; None: they are turned off.
-        self.graphs: list[Graphed] | None = [] if cuda_graphs.enabled() else None
+        self.graphs: list[Graphed] | None = [] if graphs_enabled() else None
         self._modules: dict[Any, Callable[..., Any]] = {}
         self._plans: dict[Any, Callable[..., Any]] = {}
 

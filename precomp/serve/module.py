@@ -6,15 +6,17 @@ import builtins
 import marshal
 from collections.abc import Callable
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from precomp import _core, operators, torch_api
 from precomp.ordinals import Numbers, renumber
-from precomp.serve.cuda_graphs import Gpu, Graphed
 from precomp.serve.kernel import KernelTable
 from precomp.torch_api import objects
+
+if TYPE_CHECKING:
+    from precomp.serve.cuda_graphs import Graphed
 
 #: Raised by ``load`` when an operator is missing or differs from the captured one.
 StaleModule = _core.Stale
@@ -55,9 +57,11 @@ def load(
     _skip(code, names.FrameExecStrategy(names.FrameAction.SKIP, names.FrameAction.SKIP))
     exec(code, namespace)
     call = namespace["call"]
+    if graphs is None or not record["graphs"]:
+        return call
+    from precomp.serve.cuda_graphs import Gpu, Graphed
+
     for partition, device, static, mutated in renumber(record["graphs"], numbers):
-        if graphs is None:
-            break
         places = objects.partitions(call) if partition is not None else [call]
         graph = Graphed(places[partition or 0], Gpu(device), static, mutated)
         places[partition or 0] = graph

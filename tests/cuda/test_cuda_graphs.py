@@ -21,7 +21,7 @@ from precomp.freeze import cuda_graphs as freezing
 from precomp.report import Coverage, PrepareReport
 from precomp.serve import cuda_graphs
 from precomp.serve.cuda_graphs import FEW, FIRST, KEPT_AT_ONCE, RECORDED, SIZES, Graphed, used
-from precomp.serve.entries import Loaded
+from precomp.serve.entries import Loaded, graphs_enabled
 
 BIG = cuda_graphs.COPIED_OUT // 4 + 1  # floats of an output that is not copied out
 
@@ -456,9 +456,9 @@ def test_counts_are_told_together():
 
 
 def test_a_variable_turns_graphs_off(monkeypatch):
-    assert cuda_graphs.enabled()
+    assert graphs_enabled()
     monkeypatch.setenv("PRECOMP_CUDA_GRAPHS", "0")
-    assert not cuda_graphs.enabled() and Loaded({}, {}).graphs is None
+    assert not graphs_enabled() and Loaded({}, {}).graphs is None
     monkeypatch.delenv("PRECOMP_CUDA_GRAPHS")
     assert Loaded({}, {}).graphs == []
 
