@@ -47,10 +47,14 @@ def run(
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         **variables,
     }
-    done = subprocess.run(
-        [sys.executable, str(HERE / "runner.py"), side, "--programs", "gpu_programs", *arguments],
-        cwd=place, env=env, capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
+    command = [sys.executable, str(HERE / "runner.py"), side, "--programs", "gpu_programs"]
+    try:
+        done = subprocess.run(
+            [*command, *arguments],
+            cwd=place, env=env, capture_output=True, text=True, timeout=400, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        return {"failed": str(error)}
     if done.returncode:
         return {"failed": (done.stdout + done.stderr)[-3000:]}
     return json.loads(done.stdout.splitlines()[-1])
@@ -76,6 +80,8 @@ def one(name: str, root: Path, ordinal: int) -> dict[str, Any]:
     report["served_differs_from_itself"] = again.get("results") != served["results"]
     report["again_violations"] = again.get("failed") or again["violations"]
     compiled = run("compiled", place / "compiled", name)
+    if wrong := compiled.get("failed"):
+        return report | {"side": "compiled", "wrong": wrong}
     expected = captured["results"][name]
     report["differences"] = differences(expected, served["results"][name])[:5]
     report["compiled_again_differs"] = differences(expected, compiled["results"][name]) != []
