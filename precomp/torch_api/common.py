@@ -229,6 +229,8 @@ CAPTURE: dict[str, str] = {
     "TorchInGraphFunctionVariable": "torch._dynamo.variables.torch:TorchInGraphFunctionVariable",
     "UserDefinedClassVariable": "torch._dynamo.variables.user_defined:UserDefinedClassVariable",
     "CachingAutotuner": "torch._inductor.runtime.triton_heuristics:CachingAutotuner",
+    "PersistentCache": "torch._inductor.codecache:PersistentCache",
+    "pad_mm": "torch._inductor.fx_passes.pad_mm",
     "GridExpr": "torch._inductor.runtime.triton_heuristics:GridExpr",
     "MultiKernelCall": "torch._inductor.codegen.multi_kernel:MultiKernelCall",
     "StaticTritonCompileResult": (

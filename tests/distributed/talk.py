@@ -292,7 +292,7 @@ def slow_rank(directory: str) -> Any:
 def tuned_apart(directory: str) -> Any:
     """What is fastest on one rank is slowest on the other: the choices, captured and not."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-    from tuned import another, choice, one, timed
+    from tuned import another, choice, one, padded, template, timed
 
     own, other, runs = rank(), 1 - rank(), (0.0, float("inf"))
     CachingAutotuner.benchmark_all_configs = timed
@@ -303,8 +303,18 @@ def tuned_apart(directory: str) -> Any:
             "the same again": choice(one, own, other),
             "other configurations": choice(one, own, other, warps=8 << own),
             "only one runs": choice(one, runs[own], runs[other], warps=2),
+            "templates": template("some inputs", own, other),
+            "templates for other inputs": template("inputs", other, own),
+            "other templates": template("some inputs", own, other, own=f"of {own}, "),
+            "padding": int(padded("a product", 1.0 + own, 1.5)),
+            "padding of another": int(padded("another", 1.0 + other, 1.5)),
         }
-    return found | {"afterwards": choice(one, own, other)}
+        found["templates again"] = template("some inputs", other, own)
+    return found | {
+        "afterwards": choice(one, own, other),
+        "templates afterwards": template("other inputs", own, other),
+        "padding afterwards": int(padded("a third", 1.0 + own, 1.5)),
+    }
 
 
 # Where a rank dies, in this order: its number, the call that it does not survive, and the timeout

@@ -1,4 +1,4 @@
-"""Kernels as Inductor tunes them, without a GPU: torch's own autotuner, times that are given."""
+"""What Inductor chooses by time, without a GPU: torch's own functions, times that are given."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import torch.distributed as dist
 import triton
+from torch._inductor.codecache import PersistentCache
+from torch._inductor.fx_passes import pad_mm
 from torch._inductor.runtime.hints import DeviceProperties, HeuristicType
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
@@ -52,3 +54,28 @@ def choice(function: Any, *seconds: float, warps: int = 4) -> int:
     tuner.launchers = list(map(Launcher, configs, seconds))
     tuner.autotune_to_one_config()
     return configs.index(tuner.launchers[0].config)
+
+
+class Choice:
+    """A template or a library call."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def hash_key(self) -> str:
+        return self.name
+
+
+def template(inputs: str, *seconds: float, own: str = "") -> int:
+    """The choice that max-autotune takes, by its place among *seconds*."""
+    choices = [Choice(f"template {own}{i}") for i in range(len(seconds))]
+    times = dict(zip(choices, seconds, strict=True))
+    timings = PersistentCache().lookup(choices, "mm", inputs, lambda _: times)
+    return choices.index(min(timings, key=timings.__getitem__))
+
+
+def padded(product: str, original: float, padded: float) -> bool:
+    """Whether a matrix product is padded, as it is decided first and as torch remembers it."""
+    decided = pad_mm.is_padded_faster(product, original, padded)
+    assert pad_mm.get_cached_should_pad(product) is decided
+    return decided
