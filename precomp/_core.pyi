@@ -14,6 +14,7 @@ __version__: str
 
 # module.c
 def bind_torch(names: dict[str, Any], /) -> None: ...
+def read_tensors_like(example: Any, pointer: int, /) -> bool: ...
 
 # artifact.c
 @final

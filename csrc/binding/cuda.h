@@ -1,5 +1,6 @@
 /* What the files about CUDA share: cuda_library.c (images), cuda_launcher.c (kernels),
- * cuda_pack.c (arguments), cuda_descriptor.c (tensor descriptors).
+ * cuda_tensor.c (torch's tensors), cuda_pack.c (arguments), cuda_descriptor.c (tensor
+ * descriptors).
  */
 #ifndef PRECOMP_BINDING_CUDA_H
 #define PRECOMP_BINDING_CUDA_H
@@ -8,7 +9,7 @@
 
 #include "pc_cuda.h"
 
-/* --- arguments (cuda_pack.c) --- */
+/* --- tensors (cuda_tensor.c) --- */
 
 /* How the address of a tensor is found: torch's types and its DLPack exchange functions,
    as bound by torch_api. All may be NULL. */
@@ -17,26 +18,35 @@ typedef struct {
     PyObject *parameter;  /* type, owned */
     PyObject *capsule;    /* owned, keeps *exchange* */
     const void *exchange; /* DLPackExchangeAPI of major version 1 */
+    core_tensor_reader reader;
 } core_cuda_torch;
-
-/* Bytes of a parameter with *code*, 0 if the code is not known. */
-uint8_t core_cuda_size(char code);
 
 /* Takes what is bound. Returns 0, or -1 with an exception set. */
 int core_cuda_torch_init(core_cuda_torch *torch, core_state *state);
 int core_cuda_torch_traverse(core_cuda_torch *torch, visitproc visit, void *arg);
 void core_cuda_torch_clear(core_cuda_torch *torch);
 
-/* Writes the parameter with *code* for *argument* (borrowed). *device* gets the ordinal of
-   a tensor's device. Returns 0, or -1 with an exception set. */
-int core_cuda_pack(const core_cuda_torch *torch, char code, PyObject *argument,
-                   uint64_t *slot, int *device);
-
 /* Address and Triton's name of the element type of *argument* if its type is exactly one of
    torch's, on any device; *element* is NULL if only the tensor itself can tell. Returns 1,
    or 0 if it must be found otherwise. Sets no exception. */
 int core_cuda_look(const core_cuda_torch *torch, PyObject *argument, uint64_t *address,
                    const char **element);
+
+/* The address of the memory of *tensor* (borrowed), whose type is exactly one of torch's;
+   *torch* has exchange functions. *device* gets the ordinal of its device. Returns 0, or -1
+   with an exception set. */
+int core_cuda_tensor_address(const core_cuda_torch *torch, PyObject *tensor,
+                             uint64_t *slot, int *device);
+
+/* --- arguments (cuda_pack.c) --- */
+
+/* Bytes of a parameter with *code*, 0 if the code is not known. */
+uint8_t core_cuda_size(char code);
+
+/* Writes the parameter with *code* for *argument* (borrowed). *device* gets the ordinal of
+   a tensor's device. Returns 0, or -1 with an exception set. */
+int core_cuda_pack(const core_cuda_torch *torch, char code, PyObject *argument,
+                   uint64_t *slot, int *device);
 
 /* --- tensor descriptors (cuda_descriptor.c) --- */
 

@@ -143,6 +143,37 @@ core_bind_torch(PyObject *module, PyObject *names)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(
+    core_read_tensors_doc,
+    "read_tensors_like(example, pointer, /)\n--\n\n"
+    "Find out how to read the addresses of tensors without DLPack.\n\n"
+    "*example* is a tensor and *pointer* the address of its implementation. torch's "
+    "stable\n"
+    "C interface (torch/csrc/inductor/aoti_torch/c/shim.h) takes the address of an\n"
+    "at::Tensor, which is one such pointer, and a tensor of Python holds one; where it "
+    "does\n"
+    "is not promised, so it is searched for. Returns whether it was found; if not, "
+    "launches\n"
+    "ask DLPack for each address, which takes about ten times as long.");
+
+static PyObject *
+core_read_tensors(PyObject *module, PyObject *args)
+{
+    PyObject *example = NULL;
+    PyObject *number = NULL;
+    const void *pointer = NULL;
+    if (!PyArg_ParseTuple(args, "OO!:read_tensors_like", &example, &PyLong_Type,
+                          &number)) {
+        return NULL;
+    }
+    pointer = PyLong_AsVoidPtr(number);
+    if (pointer == NULL && PyErr_Occurred()) {
+        return NULL;
+    }
+    return PyBool_FromLong(
+        core_read_tensors_like(core_state_get(module), example, pointer));
+}
+
 static int
 core_exec(PyObject *module)
 {
@@ -225,6 +256,7 @@ core_free(void *module)
 
 static PyMethodDef core_methods[] = {
     {"bind_torch", core_bind_torch, METH_O, core_bind_torch_doc},
+    {"read_tensors_like", core_read_tensors, METH_VARARGS, core_read_tensors_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -10,10 +10,23 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
 #include "pc_error.h"
 
 /* METH_FASTCALL functions have another C type than PyCFunction. */
 #define PC_METHOD(function) ((PyCFunction)(void (*)(void))(function))
+
+/* How C asks a compiled torch where a tensor's memory is (cuda_tensor.c). */
+typedef struct {
+    ptrdiff_t offset; /* of the at::Tensor in its Python object; 0 if none was found */
+    int32_t (*data_ptr)(void *tensor, void **data);
+    int32_t (*device_type)(void *tensor, int32_t *type);
+    int32_t (*device_index)(void *tensor, int32_t *index);
+    int32_t cuda; /* the device type */
+} core_tensor_reader;
 
 typedef struct {
     /* Heap types, owned. */
@@ -43,6 +56,7 @@ typedef struct {
     PyObject *examples;
     /* Callable that is told each violation when it is raised, or NULL; owned (gate.c). */
     PyObject *listener;
+    core_tensor_reader tensor_reader;
 } core_state;
 
 extern struct PyModuleDef core_module_def;
@@ -85,6 +99,11 @@ int core_gate_trip(core_state *state, const char *kind, PyObject *what, PyObject
 /* Decodes one encoded value (codec.c). Borrows both. *twins* is a dict
    {(module, qualname): object} or NULL. Returns a new reference or NULL. */
 PyObject *core_decode(core_state *state, PyObject *encoded, PyObject *twins);
+
+/* Reads tensors from now on as it finds *example* (borrowed) to be made, which holds
+   *pointer* to its implementation. Returns whether it is made so that it can be read
+   (cuda_tensor.c). */
+bool core_read_tensors_like(core_state *state, PyObject *example, const void *pointer);
 
 int core_add_artifact(PyObject *module);
 int core_add_capture(PyObject *module);

@@ -83,6 +83,8 @@ def serve() -> SimpleNamespace:
 
     names = _resolve(tables().SERVE)
     _core.bind_torch(names)
+    example = names["empty_strided"]((0,), (1,), device="cpu")
+    _core.read_tensors_like(example, example._cdata)
     return SimpleNamespace(**names)
 
 

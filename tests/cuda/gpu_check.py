@@ -349,6 +349,8 @@ def bind() -> None:
     names["dlpack_exchange"] = torch.Tensor.__dlpack_c_exchange_api__
     names["cuda_scratch"] = lambda size, stream: torch.empty(size, dtype=torch.uint8, device="cuda")
     _core.bind_torch(names)
+    example = torch.empty(0, device="cpu")
+    assert _core.read_tensors_like(example, example._cdata)
 
 
 def main() -> int:

@@ -233,6 +233,17 @@ def parameters_take_the_arguments_that_the_record_selects(driver, image):
     assert got == [9, 7, 7]
 
 
+def bind_tensors(driver, tensor, parameter, **more):
+    """As torch_api binds torch's types, with the exchange functions of the stand-in."""
+    capsule = ctypes.pythonapi.PyCapsule_New
+    capsule.restype = ctypes.py_object
+    capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    address = ctypes.addressof(ctypes.c_char.in_dll(driver.c, "fake_exchange"))
+    exchange = capsule(address, b"dlpack_exchange_api", None)
+    names = {"Tensor": tensor, "Parameter": parameter, "dlpack_exchange": exchange}
+    _core.bind_torch(names | more)
+
+
 def tensors_give_their_address_through_dlpack(driver, image):
     class Tensor:
         pass
@@ -244,13 +255,7 @@ def tensors_give_their_address_through_dlpack(driver, image):
         def data_ptr(self):
             return 0x5000
 
-    capsule = ctypes.pythonapi.PyCapsule_New
-    capsule.restype = ctypes.py_object
-    capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    address = ctypes.addressof(ctypes.c_char.in_dll(driver.c, "fake_exchange"))
-    names = {"Tensor": Tensor, "Parameter": Parameter}
-    names["dlpack_exchange"] = capsule(address, b"dlpack_exchange_api", None)
-    _core.bind_torch(names)
+    bind_tensors(driver, Tensor, Parameter)
     launch = launcher(driver, image, "PPP")
     tensor = (ctypes.c_uint64 * 6).in_dll(driver.c, "fake_tensor")
     tensor[5] = 0x20  # byte offset
@@ -267,6 +272,59 @@ def tensors_give_their_address_through_dlpack(driver, image):
     assert "argument 0: the tensor has no address" in raised(
         TypeError, launch, Tensor(), 0, 0, stream=0
     )
+
+
+class Holder:
+    """Holds one pointer, to its implementation, as torch's tensors do."""
+
+    __slots__ = ("held",)
+
+    def __init__(self):
+        self.held = Held()
+
+
+class Held:
+    pass
+
+
+class HoldingParameter(Holder):
+    pass
+
+
+def tensors_give_their_address_through_torchs_c_interface(driver, image):
+    c = ctypes.CDLL(str(Path(sys.argv[2]).with_name("libtorch_cpu.so")))
+    bind_tensors(driver, Holder, HoldingParameter)
+    example = Holder()
+    assert _core.read_tensors_like(example, id(example.held))
+    launch = launcher(driver, image, "PP")
+    handle = ctypes.c_uint64.in_dll(c, "fake_handle")
+    for tensor in (Holder(), HoldingParameter()):
+        launch(tensor, 0, stream=0)
+        assert unpack("P", driver.launch().parameters[0]) == 0x9000
+        assert handle.value == id(tensor.held)
+    kind = ctypes.c_int32.in_dll(c, "fake_type")
+    status = ctypes.c_int32.in_dll(c, "fake_status")
+    for variable in (kind, status):  # on another device; no address
+        before, variable.value = variable.value, 7
+        launch(0, Holder(), stream=0)
+        assert unpack("P", driver.launch().parameters[1]) == 0x7000, "DLPack is asked then"
+        variable.value = before
+
+
+def tensors_that_are_made_otherwise_are_read_through_dlpack(driver, image):
+    bind_tensors(driver, Holder, HoldingParameter)
+
+    def read(pointer):
+        found = _core.read_tensors_like(example, pointer)
+        launcher(driver, image, "P")(Holder(), stream=0)
+        return found, unpack("P", driver.launch().parameters[0])
+
+    example = Holder()
+    assert read(id(example.held)) == (False, 0x7000), "there is no torch"
+    c = ctypes.CDLL(str(Path(sys.argv[2]).with_name("libtorch_cpu.so")))
+    assert read(id(example.held)) == (True, 0x9000)
+    assert read(id(c)) == (False, 0x7000)
+    assert "int" in raised(TypeError, _core.read_tensors_like, example, "text")
 
 
 # --- tensor descriptors --------------------------------------------------------------------------

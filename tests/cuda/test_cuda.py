@@ -13,7 +13,7 @@ from precomp import ArtifactCorruptError, _core
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "scenes.py"
-HELPERS = {"record", "launcher", "unpack", "raised", "described", "encoded"}
+HELPERS = {"record", "launcher", "unpack", "raised", "described", "encoded", "bind_tensors"}
 BARE = {
     "missing_driver_is_explained",
     "old_driver_is_explained",
