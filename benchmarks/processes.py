@@ -15,12 +15,20 @@ VARIABLES = ("LANG", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
 def run(script: Path, *args: object, cache: Path, compiler: bool = True, **variables: str) -> Any:
-    """Run *script* in a fresh process; return the JSON object on its last line of output."""
+    """Run *script* in a fresh process; return the JSON object on its last line of output.
+
+    The caches of torch and Triton are in *cache*. Those of NVIDIA's libraries are beside it, for
+    all variants together: cuDNN compiles engines for attention at their first use and keeps them
+    by where the process runs, too, so that a new folder costs all variants, eager as well, a
+    second.
+    """
     cache.mkdir(parents=True, exist_ok=True)
+    shared = cache.parent / "shared"
+    shared.mkdir(exist_ok=True)
     env = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     env |= {
-        "HOME": str(cache),
-        "CUDA_CACHE_PATH": str(cache.parent / "driver"),
+        "HOME": str(shared),
+        "CUDA_CACHE_PATH": str(shared / "driver"),
         "TORCHINDUCTOR_CACHE_DIR": str(cache),
         "TRITON_CACHE_DIR": str(cache / "triton"),
         "PATH": os.environ["PATH"] if compiler else str(cache),
@@ -28,7 +36,7 @@ def run(script: Path, *args: object, cache: Path, compiler: bool = True, **varia
     }
     done = subprocess.run(
         [sys.executable, str(script), *map(str, args)],
-        cwd=cache,
+        cwd=shared,
         env=env,
         capture_output=True,
         text=True,
