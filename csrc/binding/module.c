@@ -147,14 +147,12 @@ PyDoc_STRVAR(
     core_read_tensors_doc,
     "read_tensors_like(example, pointer, /)\n--\n\n"
     "Find out how to read the addresses of tensors without DLPack.\n\n"
-    "*example* is a tensor and *pointer* the address of its implementation. torch's "
-    "stable\n"
-    "C interface (torch/csrc/inductor/aoti_torch/c/shim.h) takes the address of an\n"
-    "at::Tensor, which is one such pointer, and a tensor of Python holds one; where it "
-    "does\n"
-    "is not promised, so it is searched for. Returns whether it was found; if not, "
-    "launches\n"
-    "ask DLPack for each address, which takes about ten times as long.");
+    "*example* is a tensor, *pointer* the address of its implementation. The\n"
+    "stable C interface of torch (torch/csrc/inductor/aoti_torch/c/shim.h) takes\n"
+    "the address of an at::Tensor, which is one such pointer, and a tensor of\n"
+    "Python holds one. Where it does is not promised, so it is searched for.\n"
+    "Returns whether it was found; if not, launches ask DLPack for each address,\n"
+    "which takes about ten times as long.");
 
 static PyObject *
 core_read_tensors(PyObject *module, PyObject *args)
