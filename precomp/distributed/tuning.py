@@ -1,16 +1,18 @@
 """Ranks that are captured use the same tuned kernels.
 
-Each rank times for itself what Inductor chooses between, and the fastest one differs from run to
-run, hence from rank to rank: other code, sums in another order, an entry for each rank. While
-capturing, the ranks of the default process group take the choice of the rank that was first with
-that kernel. Nobody waits for another rank: a choice is left in the store of the group if it has
-none yet.
+Each rank times for itself what is chosen between, and the fastest one differs from run to run,
+hence from rank to rank: other code, sums in another order, an entry for each rank. While
+capturing, the ranks of the default process group go by the times of the rank that was first with a
+kernel, and so choose alike. Nobody waits for another rank: times are left in the store of the
+group if it has none yet.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import json
+import math
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -23,18 +25,33 @@ T = TypeVar("T")
 _lock = threading.Lock()  # kernels of a backward are tuned on threads of autograd
 
 
-def agree(group: Any, kernel: str, mine: str) -> str:
-    """The choice of all ranks of *group* for *kernel*: *mine*, if this rank is the first."""
-    key = "precomp/tuned/" + hashlib.sha256(kernel.encode()).hexdigest()
+def first(what: object, mine: T) -> T:
+    """What the first rank found out about *what*: *mine*, if it is this one, or the only one.
+
+    *what* is told from other things by its repr. *mine* is True, False, a number of seconds or
+    several of them; where one is not a finite float, *mine* is right here alone.
+    """
+    numbers: Any = mine if isinstance(mine, list | tuple) else [mine]
+    group = default_group()
+    if (
+        group is None
+        or group.size() < 2
+        or not all(type(n) in (bool, float) and math.isfinite(n) for n in numbers)
+    ):
+        return mine
+    key = "precomp/tuned/" + hashlib.sha256(repr(what).encode()).hexdigest()
     with _lock:
-        return bytes(second_store(group).compare_set(key, "", mine)).decode()
+        found = second_store(group).compare_set(key, "", json.dumps(mine))
+    theirs: T = json.loads(bytes(found))
+    return theirs
 
 
 def install(patch: Callable[[Any, str, Any], None]) -> None:
-    """Patch what Inductor chooses by time for as long as the capture is active."""
+    """Patch what Inductor chooses by for as long as the capture is active."""
     names = torch_api.capture()
     for holder, name, shared in (
-        (names.CachingAutotuner, "benchmark_all_configs", _configurations),
+        (names.CachingAutotuner, "bench", _configuration),
+        (names.MultiKernelCall, "benchmark_sub_kernels", _kernels),
         (names.PersistentCache, "lookup", _templates),
         (names.pad_mm, "is_padded_faster", _padding),
         (names.pad_mm, "get_cached_should_pad", _padding),
@@ -42,68 +59,58 @@ def install(patch: Callable[[Any, str, Any], None]) -> None:
         patch(holder, name, shared(getattr(holder, name)))
 
 
-def _ranks() -> Any:
-    """The group whose ranks agree, or None if there is one rank alone."""
-    group = default_group()
-    return None if group is None or group.size() < 2 else group
-
-
-def _first(kernel: object, timings: dict[T, float], name: Callable[[T], str]) -> dict[T, float]:
-    """*timings* with the choice of all ranks in front, as fast as the fastest; one that does not
-    run here, as it runs elsewhere, is left where it is."""
-    group = _ranks()
-    if group is None or not timings:
-        return timings
-    named = {name(candidate): candidate for candidate in timings}
-    fastest = min(timings, key=timings.__getitem__)
-    chosen = named[agree(group, repr((kernel, sorted(named))), name(fastest))]
-    if timings[chosen] == float("inf"):
-        return timings
-    return {chosen: timings[fastest], **{c: t for c, t in timings.items() if c is not chosen}}
-
-
-def _configurations(timings_of: Callable[..., Any]) -> Callable[..., Any]:
-    """Of the configurations of a Triton kernel."""
-
-    @functools.wraps(timings_of)
-    def benchmark_all_configs(self: Any, *args: Any, **kwargs: Any) -> Any:
-        timings = timings_of(self, *args, **kwargs)
-        return _first(_kernel(self), timings, lambda launcher: str(launcher.config))
-
-    return benchmark_all_configs
-
-
 def _kernel(tuner: Any) -> tuple[Any, ...]:
-    """A kernel, whichever GPU it is for.
+    """A Triton kernel of Inductor's, whichever GPU it is for.
 
     Triton's own digests will not do: they may differ between a kernel that this process compiled
     and the same one from a worker process, which is a matter of time.
     """
     device = tuner.device_props
     compiled = [tuner.triton_meta.get(part) for part in ("signature", "constants", "configs")]
-    return (device.type, device.cc, tuner.fn.src, compiled)
+    return (device.type, device.cc, tuner.fn.src, compiled, tuner.size_hints)
 
 
-def _templates(lookup: Callable[..., Any]) -> Callable[..., Any]:
-    """Of the templates and library calls for one operation: max-autotune."""
+def _configuration(time: Callable[..., float]) -> Callable[..., float]:
+    """One configuration of a kernel is timed."""
 
-    @functools.wraps(lookup)
-    def shared(self: Any, choices: Any, op: str, inputs: str, *args: Any, **kwargs: Any) -> Any:
-        timings = lookup(self, choices, op, inputs, *args, **kwargs)
-        return _first((op, inputs), timings, lambda choice: str(choice.hash_key()))
+    @functools.wraps(time)
+    def bench(self: Any, launcher: Any, *args: Any, **kwargs: Any) -> float:
+        mine = time(self, launcher, *args, **kwargs)
+        return first((_kernel(self), str(launcher.config)), mine)
 
-    return shared
+    return bench
 
 
-def _padding(decide: Callable[..., Any]) -> Callable[..., Any]:
-    """Of whether a matrix product is padded; *decide* returns None if it does not know."""
+def _kernels(time: Callable[..., list[float]]) -> Callable[..., list[float]]:
+    """Several kernels that do the same are timed."""
+
+    @functools.wraps(time)
+    def benchmark_sub_kernels(self: Any, *args: Any, **kwargs: Any) -> list[float]:
+        mine = time(self, *args, **kwargs)
+        return first([_kernel(tuner) for tuner in self.kernels], mine)
+
+    return benchmark_sub_kernels
+
+
+def _templates(times: Callable[..., Any]) -> Callable[..., Any]:
+    """Templates and library calls for one operation are timed: max-autotune."""
+
+    @functools.wraps(times)
+    def lookup(self: Any, choices: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
+        mine = times(self, choices, *args, **kwargs)
+        op, inputs, *_ = args
+        return {
+            choice: first((op, inputs, choice.hash_key()), time) for choice, time in mine.items()
+        }
+
+    return lookup
+
+
+def _padding(decide: Callable[..., bool | None]) -> Callable[..., bool | None]:
+    """It is decided whether a matrix product is padded; None if that is not known."""
 
     @functools.wraps(decide)
     def decided(key: str, *times: float) -> bool | None:
-        mine: bool | None = decide(key, *times)
-        group = _ranks()
-        if mine is None or group is None:
-            return mine
-        return agree(group, f"padding {key}", str(mine)) == str(True)
+        return first(("padding", key), decide(key, *times))
 
     return decided

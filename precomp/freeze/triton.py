@@ -14,6 +14,7 @@ from typing import Any
 
 from precomp import triton_kernels as kernels
 from precomp.data import dumps
+from precomp.distributed.tuning import first
 from precomp.freeze.cuda import launch_of, parameters_of, store_image
 from precomp.freeze.store import Store, Unsupported
 
@@ -56,12 +57,17 @@ class LaunchRecorder:
             return result
 
         @functools.wraps(bench)
-        def trying(*args: Any, **kwargs: Any) -> Any:
+        def trying(tuner: Any, *args: Any, config: Any, **kwargs: Any) -> Any:
             before, self._local.tuning = self._tuning, True
             try:
-                return bench(*args, **kwargs)
+                times = bench(tuner, *args, config=config, **kwargs)
             finally:
                 self._local.tuning = before
+            function = kernels.kernel_of(tuner)
+            key = kernels.tuning_key(tuner, args, kwargs)
+            if function is None or not _plain(key):
+                return times
+            return first((kernels.full_name(function), function.src, key, str(config)), times)
 
         patch(jit, "run", running)
         patch(autotuner, "run", tuning)

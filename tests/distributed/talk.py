@@ -291,29 +291,38 @@ def slow_rank(directory: str) -> Any:
 @scenario
 def tuned_apart(directory: str) -> Any:
     """What is fastest on one rank is slowest on the other: the choices, captured and not."""
+    import tuned
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-    from tuned import another, choice, one, padded, template, timed
 
-    own, other, runs = rank(), 1 - rank(), (0.0, float("inf"))
-    CachingAutotuner.benchmark_all_configs = timed
+    own, other, runs = float(rank()), float(1 - rank()), (0.0, float("inf"))
+    CachingAutotuner.bench = tuned.timed
     with precomp.capture():
         found = {
-            "one kernel": choice(one, own, other),
-            "another one": choice(another, own, other),
-            "the same again": choice(one, own, other),
-            "other configurations": choice(one, own, other, warps=8 << own),
-            "only one runs": choice(one, runs[own], runs[other], warps=2),
-            "templates": template("some inputs", own, other),
-            "templates for other inputs": template("inputs", other, own),
-            "other templates": template("some inputs", own, other, own=f"of {own}, "),
-            "padding": int(padded("a product", 1.0 + own, 1.5)),
-            "padding of another": int(padded("another", 1.0 + other, 1.5)),
+            "one kernel": tuned.choice(tuned.one, own, other),
+            "another one": tuned.choice(tuned.another, own, other),
+            "the same again": tuned.choice(tuned.one, other, own),
+            "other sizes": tuned.choice(tuned.one, other, own, hint=128),
+            "other configurations": tuned.choice(tuned.one, own, other, warps=8 << rank()),
+            "only one runs": tuned.choice(tuned.one, runs[rank()], runs[1 - rank()], warps=2),
+            "kernels": tuned.kernel(own, other),
+            "kernels again": tuned.kernel(other, own),
+            "templates": tuned.template("some inputs", own, other),
+            "templates for other inputs": tuned.template("inputs", other, own),
+            "templates again": tuned.template("some inputs", other, own),
+            "other templates": tuned.template("some inputs", own, other, own=f"{rank()}, "),
+            "padding": int(tuned.padded("a product", 1.0 + own, 1.5)),
+            "padding of another": int(tuned.padded("another", 1.0 + other, 1.5)),
+            "the program's": tuned.own(tuned.programs, own, other),
+            "the program's again": tuned.own(tuned.programs, other, own),
+            "the program's of other sizes": tuned.own(tuned.programs, own, other, key=2),
+            "the program's by an object": tuned.own(tuned.programs, own, other, key=object()),
         }
-        found["templates again"] = template("some inputs", other, own)
     return found | {
-        "afterwards": choice(one, own, other),
-        "templates afterwards": template("other inputs", own, other),
-        "padding afterwards": int(padded("a third", 1.0 + own, 1.5)),
+        "afterwards": tuned.choice(tuned.one, own, other),
+        "kernels afterwards": tuned.kernel(own, other),
+        "templates afterwards": tuned.template("other inputs", own, other),
+        "padding afterwards": int(tuned.padded("a third", 1.0 + own, 1.5)),
+        "the program's afterwards": tuned.own(tuned.programs, own, other),
     }
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import torch.distributed as dist
 import triton
 from torch._inductor.codecache import PersistentCache
+from torch._inductor.codegen.multi_kernel import MultiKernelCall
 from torch._inductor.fx_passes import pad_mm
+from torch._inductor.runtime.benchmarking import benchmarker
 from torch._inductor.runtime.hints import DeviceProperties, HeuristicType
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
@@ -22,6 +25,11 @@ def another(x):
     pass
 
 
+@triton.jit
+def programs(x, n, BLOCK: triton.language.constexpr):
+    pass
+
+
 class Launcher:
     """A compiled configuration."""
 
@@ -33,16 +41,15 @@ class Launcher:
         self.cache_hash = f"{config} on rank {dist.get_rank()}"
 
 
-def timed(tuner: Any, *args: Any) -> dict[Launcher, float]:
-    """In the place of ``benchmark_all_configs``."""
-    return {launcher: launcher.seconds for launcher in tuner.launchers}
+def timed(tuner: Any, launcher: Launcher) -> float:
+    """In the place of ``bench``."""
+    return launcher.seconds
 
 
-def choice(function: Any, *seconds: float, warps: int = 4) -> int:
-    """The configuration that the autotuner takes, by its place among *seconds*."""
+def inductors(function: Any, configs: list[triton.Config], hint: int = 64) -> CachingAutotuner:
+    """A kernel as Inductor tunes it, on the GPU of this rank."""
     device = DeviceProperties("cuda", dist.get_rank(), 132, 90, warp_size=32)
-    configs = [triton.Config({"XBLOCK": 2**i}, num_warps=warps) for i in range(len(seconds))]
-    tuner = CachingAutotuner(
+    return CachingAutotuner(
         function,
         triton_meta={"device": device, "signature": {"x": "*fp32"}, "constants": {}},
         configs=configs,
@@ -50,10 +57,40 @@ def choice(function: Any, *seconds: float, warps: int = 4) -> int:
         mutated_arg_names=[],
         optimize_mem=False,
         heuristic_type=HeuristicType.POINTWISE,
+        size_hints={"x": hint},
     )
+
+
+def choice(function: Any, *seconds: float, warps: int = 4, hint: int = 64) -> int:
+    """The configuration that the autotuner takes, by its place among *seconds*."""
+    configs = [triton.Config({"XBLOCK": 2**i}, num_warps=warps) for i in range(len(seconds))]
+    tuner = inductors(function, configs, hint)
     tuner.launchers = list(map(Launcher, configs, seconds))
     tuner.autotune_to_one_config()
     return configs.index(tuner.launchers[0].config)
+
+
+def kernel(*seconds: float) -> int:
+    """Which of several kernels is taken, by its place among *seconds*."""
+    call = MultiKernelCall.__new__(MultiKernelCall)
+    call._kernels = [inductors(function, [triton.Config({})]) for function in (one, another)]
+    with mock.patch.object(benchmarker, "benchmark", side_effect=seconds):
+        times = call.benchmark_sub_kernels()
+    return times.index(min(times))
+
+
+def own(function: Any, *seconds: float, key: Any = 1) -> int:
+    """The configuration that an autotuner of the program takes, by its place among *seconds*."""
+    configs = [triton.Config({"BLOCK": 2**i}) for i in range(len(seconds))]
+    tried: list[int] = []
+    tuner = triton.autotune(
+        configs, key=["n"], do_bench=lambda call, quantiles: call() or [seconds[tried[-1]]] * 3
+    )(function)
+    with mock.patch.object(
+        type(function), "run", lambda *_, BLOCK, **__: tried.append(BLOCK.bit_length() - 1)
+    ):
+        tuner.run(None, key, grid=(1,))
+    return tried[-1]
 
 
 class Choice:
