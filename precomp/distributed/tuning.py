@@ -36,7 +36,7 @@ def first(what: object, mine: T) -> T:
     if (
         group is None
         or group.size() < 2
-        or not all(type(n) in (bool, float) and math.isfinite(n) for n in numbers)
+        or not all(isinstance(n, bool | float) and math.isfinite(n) for n in numbers)
     ):
         return mine
     key = "precomp/tuned/" + hashlib.sha256(repr(what).encode()).hexdigest()
