@@ -44,7 +44,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def run(places: list[Place], script: str, *args: object, timeout: float = 300) -> list[Rank]:
+def run(places: list[Place], script: str | Path, *args: object, timeout: float = 300) -> list[Rank]:
     """Run *script* as one rank in each of *places*, to their ends or until *timeout* (seconds)."""
     group = {
         "MASTER_ADDR": "127.0.0.1",
