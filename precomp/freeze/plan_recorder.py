@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import threading
 import types
@@ -99,6 +100,7 @@ class PlanRecorder:
 
         signature = inspect.signature(autograd)
 
+        @functools.wraps(autograd)  # two recorders at once: the signature is torch's
         def post_compile_autograd(*args: Any, **kwargs: Any) -> Any:
             source = self._current()
             if source is None:

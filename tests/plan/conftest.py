@@ -200,7 +200,7 @@ def twin() -> Iterator[Callable[..., Twin]]:
         return made[-1]
 
     yield make
-    for item in made:
+    for item in reversed(made):  # they patch the same
         item.close()
     torch._dynamo.reset()
     gc.collect()
