@@ -73,9 +73,9 @@ PyType_Spec plan_alias_spec = {
 int
 plan_mark_dynamic(PlanObject *self, PyObject *tensor, PyObject *dims)
 {
-    PyObject *name = self->name[NAME__dynamo_propagated_dynamic_indices]; /* borrowed */
-    PyObject *present = PyObject_GetAttr(tensor, name);                   /* owned */
-    PyObject *merged = NULL;                                              /* owned */
+    PyObject *name = self->fn[FN_DYNAMIC_DIMS];         /* borrowed */
+    PyObject *present = PyObject_GetAttr(tensor, name); /* owned */
+    PyObject *merged = NULL;                            /* owned */
     int status = -1;
     if (present == NULL) {
         if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {

@@ -584,11 +584,14 @@ plan_make_run(PlanObject *self, PyObject *ctx, PyObject *args)
 }
 
 /* The context that an engine thread was given (torch.autograd.graph), a new
-   reference, None, or NULL with an exception. */
+   reference, None (always, if torch gives it none), or NULL with an exception. */
 static PyObject *
 plan_tls_context(PlanObject *self)
 {
     PyObject *name = self->name[NAME_context]; /* borrowed */
+    if (self->fn[FN_IS_KEY_IN_TLS] == Py_None) {
+        return Py_NewRef(Py_None);
+    }
     PyObject *known = PyObject_CallOneArg(self->fn[FN_IS_KEY_IN_TLS], name); /* owned */
     int truth = known == NULL ? -1 : PyObject_IsTrue(known);
     Py_XDECREF(known);

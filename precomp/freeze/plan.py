@@ -318,7 +318,8 @@ def _training(plan: PlanSource) -> dict[str, Any]:
             (position, _memory_format(meta))
             for position, meta in zip(tangents, md.subclass_tangent_meta, strict=True)
         ),
-        "inputs_require_grad": any(info.requires_grad for info in md.input_info),
+        "inputs_require_grad": "grads_of_grads" in torch_api.tables().BEHAVIOUR
+        and any(info.requires_grad for info in md.input_info),
         "mutates_in_backward": bool(md.indices_of_inputs_that_requires_grad_with_mutations_in_bw),
         "deterministic": md.deterministic,
         "donated": plan.donated_buffer and plan.bw is not None and md.bw_donated_idxs != [],

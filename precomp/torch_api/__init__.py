@@ -82,7 +82,7 @@ def serve() -> SimpleNamespace:
     from precomp import _core
 
     names = _resolve(tables().SERVE)
-    _core.bind_torch(names)
+    _core.bind_torch(names | {"dynamic_dims": tables().DYNAMIC_DIMS})
     example = names["empty_strided"]((0,), (1,), device="cpu")
     _core.read_tensors_like(example, example._cdata)
     return SimpleNamespace(**names)

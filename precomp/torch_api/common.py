@@ -441,7 +441,9 @@ FX_TRACING_FLAG = "_is_fx_tracing_flag"
 # "module_call": Module.compile() of a module whose forward is left alone gets a frame around it
 # "staticmethod": a staticmethod stays one
 # "exec": a function without a source file gets no frame around it
-BEHAVIOUR: frozenset[str] = frozenset({"exec"})
+# "grads_of_grads": where grad mode is on, a backward is connected if an argument required grad,
+#   not just if a gradient does
+BEHAVIOUR: frozenset[str] = frozenset({"exec", "grads_of_grads"})
 
 # Attribute of a function with declared dynamic shapes; None: torch has no such declaration.
 SHAPES_ATTRIBUTE: str | None = None
@@ -454,6 +456,9 @@ CUDA_FUNCTIONS = "_cuda_"
 TAKES_ORDINAL: tuple[str, ...] = ("_DeviceGuard", "set_device", "_cuda_getCurrentRawStream")
 
 # ---------------------------------------------------------------- plans
+
+# Attribute of a tensor by which a graph tells the next one which of its sizes vary.
+DYNAMIC_DIMS = "_dynamo_propagated_dynamic_indices"
 
 # Fields of Dynamo's OutputGraph that make a plan unsupported when set, and the reason.
 GRAPH_REFUSED: dict[str, str] = {

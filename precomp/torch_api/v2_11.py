@@ -10,6 +10,8 @@ SERVE = {
     "boxed_grads": "builtins:False",
     "nested_compile_skips": "torch._C._dynamo.eval_frame:_EvalFrameOverride.SKIP",
     "nested_compile_raises": "torch._C._dynamo.eval_frame:_EvalFrameOverride.ERROR",
+    # a backward runs in no context
+    "is_key_in_tls": common.ABSENT,
 }
 
 COMPILER = {
@@ -18,7 +20,7 @@ COMPILER = {
     "default_backend": common.ABSENT,
 }
 
-BEHAVIOUR = common.BEHAVIOUR - {"exec"}
+BEHAVIOUR = common.BEHAVIOUR - {"exec", "grads_of_grads"}
 
 # Compiled graphs run with the torch functions of subclasses on.
 GRAPH_REFUSED = {"torch_function_subclass_inlined": None}
@@ -34,6 +36,8 @@ ATTRIBUTES = {
 }
 
 TANGENT_FIELD = "requires_grad"
+
+DYNAMIC_DIMS = "_dynamo_weak_dynamic_indices"
 
 STANDIN_BESIDE = {
     "torch.fx.experimental": tuple(

@@ -22,7 +22,7 @@ with warnings.catch_warnings():  # torch deprecates what its own compiler import
     from torch._dynamo.utils import CleanupHook
     from torch._inductor.compile_fx import compile_fx
 
-from precomp import data
+from precomp import data, torch_api
 from precomp.freeze.plan import freeze_plan
 from precomp.freeze.plan_recorder import PlanRecorder
 from precomp.freeze.plan_source import GraphSource
@@ -176,7 +176,7 @@ def observe(result: Any) -> Any:
                 None if value.is_inference() else value._version,
                 None if base is None else (identity(base), tuple(base.shape)),
                 storage(value),
-                sorted(getattr(value, "_dynamo_propagated_dynamic_indices", ())),
+                sorted(getattr(value, torch_api.tables().DYNAMIC_DIMS, ())),
                 bits(content),
             )
         if isinstance(value, (tuple, list)):

@@ -789,7 +789,8 @@ def test_tangent_of_a_tensor_subclass_is_refused(twin):
         x = torch.randn(4, requires_grad=True)
         call(x).backward(torch.ones(4))
         out = call(x)
-        return [error_of(lambda: out.backward(nn.Parameter(torch.ones(4))))]
+        kind, text = error_of(lambda: out.backward(nn.Parameter(torch.ones(4))))
+        return [kind, text.strip().splitlines()[0]]  # torch words the rest in other ways
 
     t.compare(scenario)
 
