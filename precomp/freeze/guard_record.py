@@ -28,6 +28,7 @@ from precomp.freeze.values import Encoded, describe, encode, encode_code
 _NUMBER = re.compile(r"(?<![\w.])\d{6,}(?![\w.])|(?<=_)\d{6,}(?=_c)")
 _DICT_VERSION = re.compile(r"^(___dict_version\(.+\)) == \d+$")
 _COMPILE_ID = re.compile(r"(?<=_ID_c)\[?\d+/\d+(_\d+)?\]?")
+_REPR = re.compile(r"^(___check_obj_id\(.+, ID\)), type=.*", re.DOTALL)  # torch 2.11; has paths
 
 
 def make_record(
@@ -213,7 +214,7 @@ def canonical_text(text: str, tree: Tree, objects: dict[int, Any]) -> str:
     text = _DICT_VERSION.sub(r"\1 is unchanged", text)
     text = ADDRESS.sub("0x", text)
     text = _NUMBER.sub(lambda match: "ID" if int(match[0]) in objects else match[0], text)
-    return _COMPILE_ID.sub("", text)
+    return _COMPILE_ID.sub("", _REPR.sub(r"\1", text))
 
 
 def holds_set(value: Any) -> bool:

@@ -29,6 +29,7 @@ if TorchVersion(torch.__version__) < (2, 13):
         "dispatch_keys",
         "dtensor",
         "jagged",
+        "live_objects",
         "mesh_argument",
         "opaque_object",
     ):

