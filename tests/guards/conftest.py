@@ -20,7 +20,7 @@ def run_script(script: str, *arguments: str, **environment: str) -> str:
     """Standard output of a script of this folder (or of source text, after '-c')."""
     import precomp
 
-    paths = [str(HERE), str(Path(precomp.__file__).parent.parent)]
+    paths = [str(HERE), str(HERE.parent / "support"), str(Path(precomp.__file__).parent.parent)]
     env = os.environ | {"OMP_NUM_THREADS": "1"} | environment
     env["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
     command = ["-c", *arguments] if script == "-c" else [str(HERE / script), *arguments]

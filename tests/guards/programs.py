@@ -15,14 +15,13 @@ import programs_modules  # noqa: F401
 import programs_rare  # noqa: F401
 import programs_shapes  # noqa: F401
 import programs_subclasses  # noqa: F401
-import torch
 from program_base import PROGRAMS, Program
 from programs_arguments import plain
 from programs_modes import vmapped
 from programs_modules import MLP, copied_config
-from torch.torch_version import TorchVersion
+from torches import OLD
 
-if TorchVersion(torch.__version__) < (2, 13):
+if OLD:
     # Refused there, but for "decorated": Dynamo compiles no frame of its own for it.
     for missing in (
         "decorated",

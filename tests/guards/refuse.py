@@ -96,7 +96,7 @@ def identity_of_a_tensor() -> dict[str, Any]:
     return {"function": identity_number, "arguments": (x, torch.ones(3))}
 
 
-class Version:
+class Version(OpaqueBase):
     """Equal by content, but no plain data."""
 
     def __init__(self, number: int) -> None:

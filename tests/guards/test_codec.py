@@ -16,6 +16,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from torches import OLD
 
 from precomp import _core, data, torch_api
 from precomp.freeze.store import Unsupported
@@ -461,6 +462,7 @@ def test_lines_can_be_relative_to_another_base() -> None:
     assert _core.decode_code(encoded, "f.py", 2).co_firstlineno == 1
 
 
+@pytest.mark.skipif(OLD, reason="DTensors are refused there")
 def test_values_of_distributed_tensors_come_back_equal() -> None:
     from torch.distributed import _mesh_layout as mesh
     from torch.distributed.tensor import placement_types as placements

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.torch_version import TorchVersion
+from torches import OLD
 
 from precomp import data, guard_words
 
@@ -16,7 +15,6 @@ HERE = Path(__file__).parent
 
 # torch 2.11 may ask no guard under a module while the tags of its dicts stay; a rebuilt tree asks
 # all of them.
-OLD = TorchVersion(version("torch")) < (2, 13)
 TAGGED = ("shift_frozen", "frozen_in_place", "restrided_in_place") if OLD else ()
 
 # The second set of objects of a program that binds: torch recompiles, a fresh tree accepts it.

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch._C._dynamo.guards as native
+from torches import OLD
 
 # How torch writes an item of a set.
 ITEM = "___set_getitem(L['names'], {})" if torch.__version__ >= "2.14" else "list(L['names'])[{}]"
@@ -36,8 +37,16 @@ EXPECTED = {
     "recursive_dict_tags": "tags: True",  # recorded; the harness proves the rebuilt tree
     "tensors_without_fast_path": "L['t']: torch takes a torch.Tensor for immutable: False",
     "identity_of_a_module": "L['thing']: identity of a torch.nn.modules.linear.Linear",
-    "identity_of_an_optimizer": "id() of a SGD, which is another one in each process",
-    "identity_of_a_tensor": "id() of a Tensor, which is another one in each process",
+    "identity_of_an_optimizer": (
+        "L['thing']: identity of a torch.optim.sgd.SGD"
+        if OLD
+        else "id() of a SGD, which is another one in each process"
+    ),
+    "identity_of_a_tensor": (
+        "L['thing']: identity of a torch.Tensor"
+        if OLD
+        else "id() of a Tensor, which is another one in each process"
+    ),
     "inlined_saved_tensor_hooks": "the frame: saved tensor hooks that Dynamo inlines",
     "late_tree": "guards that were built while nothing was recorded",
     "unrecorded_guard": "the frame: the rebuilt guard manager has other guards",
