@@ -44,7 +44,7 @@ class Capture(_core.Capture):
     def _begin(self) -> None:
         from precomp import torch_api
         from precomp.distributed import tuning
-        from precomp.freeze import cuda, kernel
+        from precomp.freeze import class_constants, cuda, kernel
         from precomp.freeze.conversions import FrameRecorder
         from precomp.freeze.guards import GuardRecorder
         from precomp.freeze.plan_recorder import PlanRecorder
@@ -62,6 +62,7 @@ class Capture(_core.Capture):
         self._guards.install(self.patch)
         self._plans.install(self.patch)
         self._frames.install(self.patch)
+        class_constants.install(self.patch)
         kernel.install(self.patch)
         cuda.install(self.patch)
         tuning.install(self.patch)

@@ -227,6 +227,9 @@ CAPTURE: dict[str, str] = {
     "ConstantVariable": "torch._dynamo.variables.constant:ConstantVariable",
     "TensorVariable": "torch._dynamo.variables.tensor:TensorVariable",
     "TorchInGraphFunctionVariable": "torch._dynamo.variables.torch:TorchInGraphFunctionVariable",
+    "AttrSource": "torch._dynamo.source:AttrSource",
+    "GuardBuilder": "torch._dynamo.guards:GuardBuilder",
+    "install_guard": "torch._dynamo.guards:install_guard",
     "UserDefinedClassVariable": "torch._dynamo.variables.user_defined:UserDefinedClassVariable",
     "CachingAutotuner": "torch._inductor.runtime.triton_heuristics:CachingAutotuner",
     "PersistentCache": "torch._inductor.codecache:PersistentCache",
@@ -443,7 +446,8 @@ FX_TRACING_FLAG = "_is_fx_tracing_flag"
 # "exec": a function without a source file gets no frame around it
 # "grads_of_grads": where grad mode is on, a backward is connected if an argument required grad,
 #   not just if a gradient does
-BEHAVIOUR: frozenset[str] = frozenset({"exec", "grads_of_grads"})
+# "class_constants": constants that are read from a class are guarded
+BEHAVIOUR: frozenset[str] = frozenset({"class_constants", "exec", "grads_of_grads"})
 
 # Attribute of a function with declared dynamic shapes; None: torch has no such declaration.
 SHAPES_ATTRIBUTE: str | None = None
