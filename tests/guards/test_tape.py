@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torches import OLD
 
 from precomp import _core
 from precomp.errors import ArtifactCorruptError
@@ -83,6 +84,7 @@ def test_replay_keeps_nothing_whatever_fails(recorded: Path, script: Any) -> Non
     assert script("tape_memory.py", str(recorded)).endswith("OK\n")
 
 
+@pytest.mark.skipif(OLD, reason="no program binds there")
 def test_objects_bind_once_per_tree(recorded: Path, script: Any) -> None:
     program = f"""
 import harness, programs
