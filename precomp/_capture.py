@@ -44,7 +44,7 @@ class Capture(_core.Capture):
     def _begin(self) -> None:
         from precomp import torch_api
         from precomp.distributed import tuning
-        from precomp.freeze import class_constants, cuda, kernel
+        from precomp.freeze import constant_guards, cuda, kernel
         from precomp.freeze.conversions import FrameRecorder
         from precomp.freeze.guards import GuardRecorder
         from precomp.freeze.plan_recorder import PlanRecorder
@@ -62,7 +62,7 @@ class Capture(_core.Capture):
         self._guards.install(self.patch)
         self._plans.install(self.patch)
         self._frames.install(self.patch)
-        class_constants.install(self.patch)
+        constant_guards.install(self.patch)
         kernel.install(self.patch)
         cuda.install(self.patch)
         tuning.install(self.patch)

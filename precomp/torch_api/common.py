@@ -228,6 +228,7 @@ CAPTURE: dict[str, str] = {
     "TensorVariable": "torch._dynamo.variables.tensor:TensorVariable",
     "TorchInGraphFunctionVariable": "torch._dynamo.variables.torch:TorchInGraphFunctionVariable",
     "AttrSource": "torch._dynamo.source:AttrSource",
+    "DictGetItemSource": "torch._dynamo.source:DictGetItemSource",
     "GuardBuilder": "torch._dynamo.guards:GuardBuilder",
     "install_guard": "torch._dynamo.guards:install_guard",
     "UserDefinedClassVariable": "torch._dynamo.variables.user_defined:UserDefinedClassVariable",
@@ -446,8 +447,8 @@ FX_TRACING_FLAG = "_is_fx_tracing_flag"
 # "exec": a function without a source file gets no frame around it
 # "grads_of_grads": where grad mode is on, a backward is connected if an argument required grad,
 #   not just if a gradient does
-# "class_constants": constants that are read from a class are guarded
-BEHAVIOUR: frozenset[str] = frozenset({"class_constants", "exec", "grads_of_grads"})
+# "constant_guards": constants that are read from classes, and defaults, are guarded
+BEHAVIOUR: frozenset[str] = frozenset({"constant_guards", "exec", "grads_of_grads"})
 
 # Attribute of a function with declared dynamic shapes; None: torch has no such declaration.
 SHAPES_ATTRIBUTE: str | None = None

@@ -20,7 +20,7 @@ COMPILER = {
     "default_backend": common.ABSENT,
 }
 
-BEHAVIOUR = common.BEHAVIOUR - {"class_constants", "exec", "grads_of_grads"}
+BEHAVIOUR = common.BEHAVIOUR - {"constant_guards", "exec", "grads_of_grads"}
 
 # Compiled graphs run with the torch functions of subclasses on.
 GRAPH_REFUSED = {"torch_function_subclass_inlined": None}

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from processes import Place
-from torches import OLD
 
 STALE = Path(__file__).with_name("stale")
 GOODS = (STALE / "goods.py").read_text()
@@ -137,17 +136,8 @@ def test_unedited_source_is_served(refusals):
     assert refusals["nothing"] == {}
 
 
-# What torch 2.11 puts into compiled code without a guard (docs/limitations.md).
-UNSEEN = (
-    "containers: default of a lambda", "enums: integer value", "data: named tuple",
-    "data: typed named tuple",
-)  # fmt: skip
-
-
 @pytest.mark.parametrize("name", MARKS)
-def test_what_depends_on_the_edit_is_refused_and_nothing_else(request, refusals, name):
-    if OLD and name in UNSEEN:
-        request.applymarker(pytest.mark.xfail(reason="torch 2.11 asks no guard", strict=True))
+def test_what_depends_on_the_edit_is_refused_and_nothing_else(refusals, name):
     run, _ = MARKS[name]
     assert list(refusals[name]) == [run], refusals[name]
 
