@@ -17,6 +17,9 @@ from precomp import _core
 
 Steps = tuple[tuple[str, Any], ...]
 
+# How globals begin that Dynamo adds to a module; their names differ from process to process.
+COUNTED = ("__compiled_fn", "__builtins_dict__", "__resume_at", "__import_", "__pc_")
+
 # id of code -> (code, steps), and what of the module it was made from
 _indexes: dict[str, tuple[int, dict[int, tuple[types.CodeType, Steps]]]] = {}
 # source file -> names of its modules; checked on use, made anew when it misses one
@@ -102,7 +105,9 @@ def _file_of(name: str) -> str:
 def _walk(module: types.ModuleType) -> Iterator[tuple[int, tuple[types.CodeType, Steps]]]:
     """All code reachable from *module*, each by the shortest steps, in a fixed order."""
     queue: deque[tuple[Any, Steps]] = deque(
-        (value, (("a", name),)) for name, value in list(vars(module).items())
+        (value, (("a", name),))
+        for name, value in list(vars(module).items())
+        if not name.startswith(COUNTED)
     )
     seen: set[int] = set()
     while queue:

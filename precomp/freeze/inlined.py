@@ -26,8 +26,6 @@ _MODULE_CALL = tuple(
     (modules.MODULE, (("a", "Module"), ("a", name), ("f", "__code__")))
     for name in objects.MODULE_CALLS
 )
-# Globals of Dynamo in the code of resume functions: their names differ from process to process.
-_COUNTED = ("__compiled_fn", "__builtins_dict__", "__resume_at", "__import_", "__pc_")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -156,7 +154,7 @@ def _attribute_names(codes: list[types.CodeType]) -> set[str]:
         for part in nested_code(code):
             names.update(part.co_names)
             names.update(c for c in part.co_consts if type(c) is str and c.isidentifier())
-    return {name for name in names if not name.startswith(_COUNTED)}
+    return {name for name in names if not name.startswith(codepath.COUNTED)}
 
 
 def _classes(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from processes import Place, differences
+from torches import OLD
 
 RUNNER = Path(__file__).with_name("runner.py")
 
@@ -13,6 +14,14 @@ NAMES = (
     "mlp", "enc", "bn", "rnd", "amp", "ck", "ali", "brk", "dis", "nst", "two", "dyn", "modc", "seq",
     "alias", "modes", "fn", "kw", "regional", "infer", "update",
 )  # fmt: skip
+
+REFUSED = pytest.mark.xfail(
+    OLD,
+    reason="torch 2.11 guards the code of a function made before a graph break by its identity",
+    raises=AssertionError,
+    strict=True,
+)
+SERVED = [pytest.param(name, marks=REFUSED) if name == "nst" else name for name in NAMES]
 
 # torch's own core imports sympy here, in an eager process too: Tensor.backward(gradient).
 SYMPY_BY_TORCH = {"modes"}
@@ -34,14 +43,14 @@ def serve(captured, name: str, place: Place, *options: str) -> dict:
     return facts
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SERVED)
 def test_served(all_captured, bare, name):
     facts = serve(all_captured, name, bare)
     assert differences(all_captured(name).result, facts["results"][name]) == []
     check_untouched(facts, bare, name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SERVED)
 def test_served_in_two_threads_at_once(all_captured, bare, name):
     facts = serve(all_captured, name, bare, "--threads")
     for result in facts["results"][name]:
@@ -49,7 +58,7 @@ def test_served_in_two_threads_at_once(all_captured, bare, name):
     check_untouched(facts, bare, name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SERVED)
 def test_served_with_collections_finalizers_logging_and_output_inside(all_captured, bare, name):
     facts = serve(all_captured, name, bare, "--noise")
     assert differences(all_captured(name).result, facts["results"][name]) == []
