@@ -43,8 +43,8 @@ def install(patch: Callable[[Any, str, Any], None]) -> None:
 
     @functools.wraps(construct)
     def call_function(variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        defaults = getattr(variable.value, "_field_defaults", {})
-        if variable.source is not None and issubclass(variable.value, tuple):
+        defaults = getattr(variable.value, "_field_defaults", None)  # of a named tuple
+        if variable.source is not None and isinstance(defaults, dict):
             source = api.AttrSource(variable.source, "_field_defaults")
             for name, value in defaults.items():
                 if api.ConstantVariable.is_literal(value):
