@@ -19,8 +19,9 @@ COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd",
 PRIVATE = re.compile(r"\btorch(\.\w+)*\._[a-zC]")
 # Private names of Python and of its libraries.
 OF_PYTHON = frozenset(
-    "_DeadlockError _fields _find_and_load _get_module_lock _getframe _initializing "
-    "_lock_unlock_module _lru_cache_wrapper _make _module_locks _run_exitfuncs _value_".split()
+    "_DeadlockError _field_defaults _fields _find_and_load _get_module_lock _getframe "
+    "_initializing _lock_unlock_module _lru_cache_wrapper _make _module_locks _run_exitfuncs "
+    "_value_".split()
 )
 
 
