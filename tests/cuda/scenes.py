@@ -233,7 +233,7 @@ def parameters_take_the_arguments_that_the_record_selects(driver, image):
     assert got == [9, 7, 7]
 
 
-def bind_tensors(driver, tensor, parameter, **more):
+def bind_tensors(driver, tensor, parameter):
     """As torch_api binds torch's types, with the exchange functions of the stand-in."""
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype = ctypes.py_object
@@ -241,7 +241,7 @@ def bind_tensors(driver, tensor, parameter, **more):
     address = ctypes.addressof(ctypes.c_char.in_dll(driver.c, "fake_exchange"))
     exchange = capsule(address, b"dlpack_exchange_api", None)
     names = {"Tensor": tensor, "Parameter": parameter, "dlpack_exchange": exchange}
-    _core.bind_torch(names | more)
+    _core.bind_torch(names)
 
 
 def tensors_give_their_address_through_dlpack(driver, image):

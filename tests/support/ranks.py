@@ -7,11 +7,11 @@ import socket
 import subprocess
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from processes import Place
+from torches import OLD
 
 SCRIPTS = Path(__file__).parents[1] / "distributed"
 # What forked ranks share: to be served, and to compile.
@@ -20,7 +20,7 @@ COMPILED = f"{SERVED},torch._dynamo,torch._inductor.compile_fx"
 
 # Cases that are captured and served by the tests of CI; torch 2.11 has no guards on DTensors.
 FEW = ("fsdp_compiled_model", "fsdp_blocks_before", "ddp_buckets")
-TENSOR_PARALLEL = () if version("torch").startswith("2.11.") else ("tensor_parallel",)
+TENSOR_PARALLEL = () if OLD else ("tensor_parallel",)
 
 
 @dataclass
